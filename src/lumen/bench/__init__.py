@@ -1,0 +1,1 @@
+"""Measurements that ship with the package. Not built yet."""

@@ -1,0 +1,1 @@
+"""Loads RunConfig: YAML with line numbers, overrides, suggestions, the table of foreign keys."""

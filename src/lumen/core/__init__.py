@@ -1,0 +1,18 @@
+"""Errors, the Config base, atomic files, counter-based randomness, logging. Imports nothing of lumen."""
+
+from lumen.core.config import Config, Float, Int, StrList
+from lumen.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HardwareError,
+    LumenError,
+    ModelError,
+    QuantError,
+)
+from lumen.core.log import note, notes, say, warn
+
+__all__ = [
+    "CheckpointError", "Config", "ConfigError", "DataError", "Float", "HardwareError", "Int", "LumenError",
+    "ModelError", "QuantError", "StrList", "note", "notes", "say", "warn",
+]  # fmt: skip

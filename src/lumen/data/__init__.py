@@ -1,0 +1,1 @@
+"""From files to batches: readers, row formats, chat rendering and loss masks, packing, loader, cache, inspection."""

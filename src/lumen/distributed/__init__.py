@@ -1,0 +1,1 @@
+"""Meshes, sharding and quantised collectives. Not built yet."""

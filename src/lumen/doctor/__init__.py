@@ -1,0 +1,1 @@
+"""Checks of the machine. Not built yet."""

@@ -1,0 +1,1 @@
+"""Held-out loss, before/after generations, comparison of runs."""

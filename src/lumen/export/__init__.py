@@ -1,0 +1,1 @@
+"""Merge and the formats that engines load."""

@@ -1,0 +1,1 @@
+"""Sampling with a KV cache; used by training samples, chat and eval."""

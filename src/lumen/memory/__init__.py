@@ -1,0 +1,1 @@
+"""Activation checkpointing; later activation, optimizer and parameter offload."""

@@ -1,0 +1,1 @@
+"""Losses, and how loss tokens are counted."""

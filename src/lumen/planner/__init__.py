@@ -1,0 +1,1 @@
+"""Memory and time, told before the run."""

@@ -1,0 +1,1 @@
+"""QuantizedTensor, Policy and recipes, QuantLinear, the `quantize` verb and its report."""

@@ -1,0 +1,1 @@
+"""Web interface. Not built yet."""
