@@ -1,0 +1,48 @@
+"""How the model is adapted: the LoRA part of the flat configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lumen.core import Config, Float, Int, StrList
+
+
+class AdapterConfig(Config):
+    """The fine-tuning method and the LoRA family's settings (LLaMA-Factory's names and defaults)."""
+
+    finetuning_type: Literal["lora", "freeze", "full"] = "lora"
+    """lora, freeze (a few layers) or full. `qlora` is read as lora with `quant.recipe: nf4`. Default: lora."""
+
+    adapter_name_or_path: StrList | None = None
+    """Adapter directories: all but the last are merged, the last is continued, or all are merged with
+    create_new_adapter. Default: none."""
+
+    create_new_adapter: bool = False
+    """Merge the given adapters and train a fresh one. Default: false."""
+
+    lora_rank: Int = 8
+    """Rank r of the update B·A. Default: 8."""
+
+    lora_alpha: Float | None = None
+    """Scale: the update is multiplied by alpha / r. Default: 2 × lora_rank."""
+
+    lora_dropout: Float = 0.0
+    """Dropout on the adapter's input, 0 to 1. Default: 0."""
+
+    lora_target: StrList = ["all"]
+    """Names of the linear modules that get an adapter; all: every linear layer but the head. Default: all."""
+
+    additional_target: StrList | None = None
+    """Modules trained in full and saved beside the adapter (PEFT's modules_to_save). Default: none."""
+
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(r) (rank-stabilised LoRA). Default: false."""
+
+    use_dora: bool = False
+    """Weight-decomposed LoRA. Default: false."""
+
+    pissa_init: bool = False
+    """Initialise from the principal singular vectors (PiSSA). Default: false."""
+
+    pissa_iter: Int = 16
+    """Power iterations of PiSSA's fast SVD; -1: exact SVD. Default: 16."""
