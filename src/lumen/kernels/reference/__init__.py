@@ -1,0 +1,1 @@
+"""The plain-torch twins of every faster kernel."""
