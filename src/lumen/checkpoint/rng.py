@@ -16,13 +16,13 @@ import torch
 def rng_state() -> dict[str, torch.Tensor]:
     """State of torch (CPU and each GPU), Python and numpy."""
     version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = numpy.random.get_state()
+    kind, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
     assert version == 3 and kind == "MT19937"
     state = {
         "torch_cpu": torch.get_rng_state(),
         "python": torch.tensor(words, dtype=torch.int64),
         "python_gauss": torch.tensor([0.0 if gauss is None else 1.0, gauss or 0.0], dtype=torch.float64),
-        "numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.int64),
+        "numpy": torch.tensor([*numpy.asarray(keys).tolist(), position, has_gauss], dtype=torch.int64),
         "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():

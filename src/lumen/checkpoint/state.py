@@ -14,6 +14,7 @@ fp32 master is not repeated: it is the rounding of its master.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def read_rng(directory: Path) -> dict[str, torch.Tensor]:
     return load_file(directory / "rng.safetensors")
 
 
-def _save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
 
 
