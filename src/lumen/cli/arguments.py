@@ -1,0 +1,66 @@
+"""Arguments of verbs that take a configuration file and overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lumen.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A verb's command line, taken apart.
+
+    file:      the configuration file, or None.
+    overrides: words for `lumen.config.load`.
+    flags:     the verb's own switches that were given.
+    help:      whether -h or --help was among them.
+    """
+
+    file: str | None
+    overrides: list[str] = field(default_factory=list)
+    flags: frozenset[str] = frozenset()
+    help: bool = False
+
+
+def split(argv: Sequence[str], flags: Mapping[str, str] | Sequence[str] = ()) -> Arguments:
+    """Take `argv` apart: the first plain word is the file, `flags` (like `--dry-run`) are the verb's own.
+
+    `flags` maps a flag to its help line; everything else is an override.  Raises ConfigError for a second plain word.
+    """
+    file: str | None = None
+    overrides: list[str] = []
+    found: set[str] = set()
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word in ("-h", "--help"):
+            return Arguments(file, overrides, frozenset(found), help=True)
+        if word in flags:
+            found.add(word)
+        elif word.startswith("--"):
+            overrides.append(word)
+            if "=" not in word and rest and not rest[0].startswith("--") and not _is_assignment(rest[0]):
+                if file is None and _is_file(rest[0]):
+                    continue  # `--flag run.yaml`: the word after it is the file
+                overrides.append(rest.pop(0))
+        elif _is_assignment(word):
+            overrides.append(word)
+        elif file is None and not word.startswith("-"):
+            file = word
+        else:
+            raise ConfigError(
+                f"`{word}` is not understood", where="command line", fix="give one file, then key=value or --key value"
+            )
+    return Arguments(file, overrides, frozenset(found))
+
+
+def _is_assignment(word: str) -> bool:
+    name, equals, _ = word.partition("=")
+    return bool(equals) and all(part.isidentifier() for part in name.split("."))
+
+
+def _is_file(word: str) -> bool:
+    return Path(word).suffix in (".yaml", ".yml", ".json") and Path(word).is_file()

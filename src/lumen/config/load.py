@@ -1,0 +1,202 @@
+"""From a file and overrides to one validated configuration.
+
+    read (file:line) → overrides → renamed keys → the table of foreign keys → translations → types → rules
+
+Every step raises ConfigError with the place of the key; whatever was accepted but changes nothing is in `notes`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from lumen.config.keys import RENAMED, foreign_keys
+from lumen.config.overrides import apply_overrides, parse_overrides
+from lumen.config.rules import check
+from lumen.config.schema import COMMAND_LINE_ONLY, FileConfig, is_secret, section
+from lumen.config.source import Source, read_file
+from lumen.config.translate import Draft, translate
+from lumen.core import ConfigError
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A validated configuration and how it came about.
+
+    run:    the configuration; a RunConfig and an ExportConfig.
+    notes:  one line for every key that was renamed, translated, or changes nothing.
+    source: the file, or None.
+    lines:  line of every dotted key of the file.
+    given:  names of the top-level fields that were set, after renaming and translation.
+    """
+
+    run: FileConfig
+    notes: list[str]
+    source: Path | None = None
+    lines: dict[str, int] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+
+
+def load(
+    path: str | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    values: Mapping[str, Any] | None = None,
+    needs: Sequence[str] = (),
+) -> LoadedConfig:
+    """Read, translate and validate a configuration.
+
+    path:      a YAML or JSON file; None for overrides alone.
+    overrides: command-line words (`key=value`, `--key value`, ...).
+    values:    typed overrides (Python callers); names may be dotted; they win over everything.
+    needs:     keys that must be set for the verb that is run.
+    Raises ConfigError naming file:line or the override.
+    """
+    source = Source({}, "command line") if path is None else read_file(path)
+    typed = {
+        name: value.model_dump() if isinstance(value, BaseModel) else value for name, value in (values or {}).items()
+    }
+    commanded = {**parse_overrides(overrides), **typed}
+    for name in COMMAND_LINE_ONLY & source.values.keys():
+        flag = name.replace("_", "-")
+        raise ConfigError(f"`{name}` may not stand in a file", where=source.where(name), fix=f"pass --{flag}")
+    merged = dict(source.values)
+    draft = Draft(merged, source, frozenset(name.split(".")[0] for name in commanded))
+    _rename(merged, draft)
+    apply_overrides(merged, {_renamed(name, draft): value for name, value in commanded.items()})
+    _apply_table(draft)
+    translate(draft)
+    run = _validate(draft)
+    draft.notes += check(run, draft.where)
+    missing = [name for name in needs if getattr(run, name) in (None, [])]
+    if missing:
+        named = ", ".join(f"`{name}`" for name in missing)
+        raise ConfigError(f"{named} must be set", where=source.name, fix=f"add `{missing[0]}: ...`")
+    return LoadedConfig(run, draft.notes, None if path is None else Path(path), source.lines, frozenset(merged))
+
+
+def _renamed(dotted: str, draft: Draft) -> str:
+    name, dot, rest = dotted.partition(".")
+    new = RENAMED.get(name)
+    if new is None:
+        return dotted
+    draft.note(f"`{name}` is an old name: read as `{new}`")
+    return f"{new}{dot}{rest}"
+
+
+def _rename(values: dict[str, Any], draft: Draft) -> None:
+    for old in [name for name in values if name in RENAMED]:
+        new = RENAMED[old]
+        if new in values:
+            raise ConfigError(
+                f"`{old}` is an old name of `{new}`, and both are given", where=draft.where(old), fix=f"keep `{new}`"
+            )
+        draft.moved[new] = old
+        if values[old] is not None:
+            draft.note(f"`{old}` is an old name: read as `{new}`")
+        values[new] = values.pop(old)
+
+
+def _apply_table(draft: Draft) -> None:
+    """Drop no-op keys with a note, refuse refused ones, suggest names for unknown ones."""
+    table = foreign_keys()
+    unknown: list[str] = []
+    for name, value in list(draft.values.items()):
+        row = table.get(name)
+        if name in FileConfig.model_fields or (row is not None and row.status == "acts"):
+            continue
+        if row is None:
+            unknown.append(name)
+            continue
+        del draft.values[name]
+        if row.is_neutral(value):
+            continue
+        if row.status == "refused":
+            shown = "" if is_secret(name) else f": {_short(value)}"
+            raise ConfigError(f"`{name}{shown}` is not supported", where=draft.where(name), fix=row.why)
+        draft.note(f"`{name}` changes nothing: {row.why}")
+    if unknown:
+        known = [*FileConfig.model_fields, *table]
+        lines = [f"unknown key `{name}`{suggestion(name, known)}" for name in unknown]
+        raise ConfigError("\n".join(lines), where=draft.where(unknown[0]), fix="`lumen config keys` lists every key")
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """`; did you mean ...?`, or nothing."""
+    lowered = name.lower().replace("-", "_")
+    close = difflib.get_close_matches(lowered, known, n=1, cutoff=0.6)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+_EXPECTED = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "list": "a list",
+    "dict": "a section", "model": "a section", "finite": "a finite number",
+}  # fmt: skip
+
+
+def _validate(draft: Draft) -> FileConfig:
+    try:
+        return FileConfig(**draft.values)
+    except ValidationError as failure:
+        lines: list[str] = []
+        places: list[str] = []
+        for error in failure.errors(include_url=False):
+            parts = [str(part) for part in error["loc"] if part in draft.values or _is_key(part, error["loc"])]
+            dotted = ".".join(parts)
+            place = draft.where(dotted)
+            line = _explain(dotted, error)
+            if line not in lines:
+                lines.append(line)
+            if place not in places:
+                places.append(place)
+        raise ConfigError("\n".join(lines), where=", ".join(places)) from None
+
+
+def _is_key(part: Any, loc: tuple[Any, ...]) -> bool:
+    """Whether a part of pydantic's location is the user's: a key of a section or a list index, not a union's branch."""
+    model: type[BaseModel] | None = FileConfig
+    for step in loc:
+        if isinstance(step, int):
+            if step is part:
+                return True
+            continue
+        if model is None:
+            return False
+        if step is part:
+            return step in model.model_fields or step.isidentifier()
+        model = section(model, step)
+    return False
+
+
+def _explain(dotted: str, error: Any) -> str:
+    kind, value = error["type"], error.get("input")
+    got = "" if is_secret(dotted.rpartition(".")[2]) else f", got {_short(value)}"
+    if kind == "extra_forbidden":
+        head, _, last = dotted.rpartition(".")
+        model: type[BaseModel] | None = FileConfig
+        for part in head.split(".") if head else []:
+            if model is not None and not part.isdigit():
+                model = section(model, part)
+        return f"unknown key `{dotted}`{suggestion(last, list(model.model_fields) if model else [])}"
+    if kind == "missing":
+        return f"`{dotted}` is missing"
+    if kind == "literal_error":
+        return f"`{dotted}` must be one of {error['ctx']['expected'].replace(' or ', ', ')}{got}"
+    if kind == "value_error":
+        return f"`{dotted}`: {error['msg'].removeprefix('Value error, ')}{got}"
+    for start, expected in _EXPECTED.items():
+        if kind.startswith(start):
+            if value is None:
+                return f"`{dotted}` is empty (null); give {expected} or remove the line"
+            return f"`{dotted}` must be {expected}{got}"
+    return f"`{dotted}`: {error['msg'][:1].lower()}{error['msg'][1:]}{got}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, bool) else str(value).lower()
+    return text if len(text) <= 60 else text[:57] + "..."
