@@ -128,9 +128,7 @@ def linear_cross_entropy(
     """
     if hidden.shape[0] == 0:
         return hidden.float().sum(), torch.zeros((), dtype=torch.int64, device=hidden.device)
-    return _LinearCrossEntropy.apply(  # type: ignore[no-any-return]
-        hidden, weight, bias, targets, scale, softcap, rows or chunk_rows(weight.shape[0])
-    )
+    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, softcap, rows or chunk_rows(weight.shape[0]))
 
 
 def head_cross_entropy(
