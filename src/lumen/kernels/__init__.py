@@ -1,1 +1,6 @@
 """The registry (backends as data) and reference/, the plain-torch twins of every faster kernel."""
+
+from lumen.kernels.int8 import int8_matmul, quantize_int8
+from lumen.kernels.registry import Kernel, register, select, table, target_of, trace
+
+__all__ = ["Kernel", "int8_matmul", "quantize_int8", "register", "select", "table", "target_of", "trace"]

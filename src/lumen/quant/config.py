@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from lumen.core import Config
+from lumen.quant import recipes
+from lumen.quant.policy import GEMMS, Policy, PolicyBuilder
+
+Gemm = Literal["forward", "dgrad", "wgrad"]
 
 
 class QuantRule(Config):
@@ -22,7 +26,10 @@ class QuantRule(Config):
     grad_output: str | None = None
     """Spec of the output's gradient, or none."""
 
-    gemms: list[Literal["forward", "dgrad", "wgrad"]] | None = None
+    saved_input: str | None = None
+    """Spec of the input that is kept for wgrad, or none."""
+
+    gemms: list[Gemm] | None = None
     """The GEMMs the rule is for. Default: all."""
 
 
@@ -41,11 +48,39 @@ class QuantSection(Config):
     grad_output: str | None = None
     """Spec of output gradients, or none. Default: the recipe's."""
 
-    gemms: list[Literal["forward", "dgrad", "wgrad"]] | None = None
+    saved_input: str | None = None
+    """Spec of the input that is kept for wgrad, or none. Default: the recipe's."""
+
+    gemms: list[Gemm] | None = None
     """GEMMs in low precision. Default: the recipe's."""
 
     rules: list[QuantRule] = []
     """Rules before the recipe's own. Default: none."""
+
+    def policy(self) -> Policy:
+        """Rules first, then the roles given here, then the recipe.  Raises QuantError.
+
+        A role that is not given is the recipe's; `none` given is none.  `gemms` alone restricts the recipe.
+        """
+        builder = PolicyBuilder()
+        for rule in self.rules:
+            builder.add(_given(rule), match=rule.match, gemms=rule.gemms or GEMMS, required=True)
+        base = recipes.recipe(self.recipe)
+        own = _given(self)
+        if self.gemms is not None:  # a restriction holds for the recipe's roles too
+            for operand in ("weight", "input", "grad_output"):
+                for gemm in GEMMS:
+                    own_spec = own.get(operand, base.spec("*", operand, gemm))
+                    builder.add({operand: own_spec if gemm in self.gemms else None}, gemms=[gemm])
+            own = {role: spec for role, spec in own.items() if role == "saved_input"}
+        builder.add(own)
+        builder.rules += base.rules
+        return builder.build(self.recipe if len(builder.rules) == len(base.rules) else f"{self.recipe} with rules")
+
+
+def _given(section: QuantRule | QuantSection) -> dict[str, str | None]:
+    roles = ("weight", "input", "grad_output", "saved_input")
+    return {role: getattr(section, role) for role in roles if role in section.model_fields_set}
 
 
 class QuantConfig(Config):

@@ -1,0 +1,128 @@
+"""quantize and dequantize: the two verbs.
+
+    report = lumen.quantize(model, "int8")          # in place; before or after an adapter is injected
+    lumen.dequantize(model)                         # the module tree and the state_dict keys as they were
+
+They exchange nn.Linear layers for QuantLinear ones and back; nothing is patched and nothing stays behind, so they work
+inside any training loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from lumen.core import QuantError
+from lumen.quant import recipes
+from lumen.quant.config import QuantConfig, QuantSection
+from lumen.quant.linear import QuantLinear
+from lumen.quant.modules import Found, linear_layers
+from lumen.quant.plan import LayerPlan, plan_layer
+from lumen.quant.policy import Policy
+from lumen.quant.report import Report, report
+
+Recipe = str | Policy | QuantSection | QuantConfig | Mapping[str, Any]
+
+
+def as_policy(recipe: Recipe) -> Policy:
+    """A recipe's name, a Policy, a `quant:` section or its dict → Policy.  Raises QuantError."""
+    if isinstance(recipe, Policy):
+        return recipe
+    if isinstance(recipe, str):
+        return recipes.recipe(recipe)
+    if isinstance(recipe, QuantConfig):
+        return recipe.quant.policy()
+    if isinstance(recipe, QuantSection):
+        return recipe.policy()
+    if isinstance(recipe, Mapping):
+        try:
+            return QuantSection.model_validate(dict(recipe)).policy()
+        except QuantError:
+            raise
+        except ValueError as error:
+            raise QuantError(f"this is not a quant section: {error}") from None
+    raise QuantError(f"a recipe is a name, a Policy or a dict, not {type(recipe).__name__}")
+
+
+def quantize(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    frozen: bool | Callable[[str], bool] | None = None,
+    target: str | None = None,
+) -> Report:
+    """Quantise a model's linear layers in place.
+
+    recipe: a name of `quant.recipes`, a Policy, or a dict like the YAML section (`{"weight": "int8:row", …}`).
+    frozen: whether weights never get a gradient (they are then stored as codes); a function decides per module name.
+            Default: as `requires_grad` says now, so freeze before, or say True when an adapter will be injected after.
+    target: the chip the report is for; default: the one the weights are on.
+
+    Raises QuantError (unknown recipe, format not built, rule without a module, model quantised already) before anything
+    is changed.
+    """
+    policy = as_policy(recipe)
+    recipes.check_available(policy)
+    if any(isinstance(m, QuantLinear) for m in model.modules()):
+        raise QuantError(
+            "this model is quantised already",
+            fix="call lumen.dequantize(model) first, then quantise with the new recipe",
+        )
+    found = list(linear_layers(model))
+    policy.check_matches([f.name for f in found])
+    plans: list[tuple[Found, LayerPlan]] = []
+    for layer in found:
+        plan = plan_layer(policy, layer.name, frozen=_is_frozen(layer, frozen), protected=bool(layer.protected))
+        if not plan.active:
+            continue
+        if layer.tied:
+            raise QuantError(
+                "the output head shares its weight with the embedding and cannot be quantised alone",
+                where=layer.name,
+                fix="leave it out of the rules, or untie the model first",
+            )
+        plans.append((layer, plan))
+    if policy.specs() and not plans:
+        raise QuantError(
+            f"recipe {policy.name!r} quantises no layer of this {type(model).__name__}",
+            fix="only nn.Linear layers are quantised; the output head, routers and embeddings stay as they are",
+        )
+    _exchange(model, {layer.path: plan for layer, plan in plans})
+    return report(model, policy.name, target)
+
+
+def dequantize(model: nn.Module) -> None:
+    """Put nn.Linear layers back, in place: masters as they are, frozen codes as the values they stood for.
+
+    A model that is not quantised is left as it is.
+    """
+    made: dict[int, nn.Linear] = {}
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(module, QuantLinear):
+            _set(model, path, made.setdefault(id(module), module.to_linear()))
+
+
+def _exchange(model: nn.Module, plans: Mapping[str, LayerPlan]) -> None:
+    made: dict[int, QuantLinear] = {}
+    for path, plan in plans.items():
+        linear = model.get_submodule(path)
+        assert isinstance(linear, nn.Linear)
+        if id(linear) not in made:
+            made[id(linear)] = QuantLinear.from_linear(linear, plan)
+        _set(model, path, made[id(linear)])
+
+
+def _set(model: nn.Module, path: str, module: nn.Module) -> None:
+    if not path:
+        raise QuantError("the model itself is one linear layer", fix="wrap it: torch.nn.Sequential(layer)")
+    parent, _, name = path.rpartition(".")
+    model.get_submodule(parent)._modules[name] = module
+
+
+def _is_frozen(layer: Found, frozen: bool | Callable[[str], bool] | None) -> bool:
+    if frozen is None:
+        weight = layer.module._parameters["weight"]
+        return weight is not None and not weight.requires_grad
+    return frozen(layer.name) if callable(frozen) else frozen

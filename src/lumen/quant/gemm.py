@@ -1,0 +1,135 @@
+"""The three products of a linear layer with operands in low precision.
+
+All are out = A·B with A [M, K] and B [K, N].  Two int8 operands with row or tensor scales go through the integer
+product (kernels.int8).  Any other pair is computed as defined: quantise, dequantise, multiply in the compute dtype.
+
+A frozen weight keeps one code set, W ≈ q·s with a scale per output n (NUMERICS).  Forward contracts over the input, so
+s stays outside the sum.  dgrad contracts over n, along which s varies, so s is folded into the other operand first:
+
+    dx[m, k] = Σ_n dy[m, n] · s[n] · q[n, k] = Σ_n (dy·s)[m, n] · q[n, k]
+
+and dy·s is quantised per row instead of dy.  No second copy of the weight, in any precision, is needed.
+
+A trainable weight has a master, from which each GEMM's operand is quantised along the dimension it contracts over.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lumen.formats import QuantSpec, decode, encode
+from lumen.formats.codec import scale_names
+from lumen.kernels.int8 import int8_matmul, quantize_int8
+from lumen.quant.plan import GemmPlan, LayerPlan, is_int8
+
+Codes = tuple[torch.Tensor, ...]
+"""A weight [N, K] in codes: the codes, then the scales in the order of `formats.codec.scale_names`."""
+
+
+def encode_operand(x: torch.Tensor, spec: QuantSpec, contract: int) -> Codes:
+    """x [·, ·] in codes whose groups run along dimension `contract` (0 or 1).
+
+    int8 with row or tensor scales keeps x's layout, as the integer product takes views; other formats encode the
+    transpose where they contract over dimension 0.
+    """
+    if is_int8(spec):
+        return quantize_int8(x, contract if spec.granularity.kind == "row" else None, spec.rule)
+    codes, scales = encode(x if contract == 1 else x.t(), spec, nonfinite="mark")
+    return (codes, *(scales[name] for name in scale_names(spec)))
+
+
+def decode_operand(
+    parts: Codes, spec: QuantSpec, shape: tuple[int, int], contract: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The values [shape] of `encode_operand`'s result in `dtype`."""
+    if is_int8(spec):
+        return (parts[0].float() * parts[1]).to(dtype)
+    scales = dict(zip(scale_names(spec), parts[1:], strict=True))
+    if contract == 1:
+        return decode(parts[0], scales, spec, shape, dtype)
+    return decode(parts[0], scales, spec, (shape[1], shape[0]), dtype).t()
+
+
+def through(x: torch.Tensor, spec: QuantSpec | None, contract: int, dtype: torch.dtype) -> torch.Tensor:
+    """x [·, ·] after its round trip through the format, in `dtype`."""
+    if spec is None:
+        return x.to(dtype)
+    return decode_operand(encode_operand(x, spec, contract), spec, (x.shape[0], x.shape[1]), contract, dtype)
+
+
+def weight_codes(weight: torch.Tensor, plan: LayerPlan) -> tuple[Codes, Codes]:
+    """A master [N, K] in the codes of forward and of dgrad; an empty tuple where a GEMM takes no codes of its own."""
+    forward, dgrad = plan.forward.right, plan.dgrad.right
+    first = encode_operand(weight, forward, 1) if forward else ()
+    if dgrad is None or shares_codes(plan):
+        return first, ()
+    return first, encode_operand(weight, dgrad, 0)
+
+
+def shares_codes(plan: LayerPlan) -> bool:
+    """Whether dgrad reads forward's codes.
+
+    A frozen weight has only these; so does a layer that is differentiated straight through its dequantised weight; and
+    scales that stay valid under a transpose need no second set.
+    """
+    forward, dgrad = plan.forward.right, plan.dgrad.right
+    if plan.stores_codes:
+        return True
+    if forward is None or forward != dgrad:
+        return False
+    return plan.dgrad.how == "dequantised" or forward.granularity.transposes
+
+
+def forward_gemm(x: torch.Tensor, weight: torch.Tensor | None, codes: Codes, plan: LayerPlan) -> torch.Tensor:
+    """x [M, K] → y [M, N] = x·Wᵀ in x's dtype; `codes` are forward's, `weight` the master where there is one."""
+    gemm = plan.forward
+    if gemm.how == "int8":
+        assert gemm.left is not None
+        qx, sx = encode_operand(x, gemm.left, 1)
+        return int8_matmul(qx, codes[0].t(), sx, codes[1].t() if codes[1].ndim else codes[1], x.dtype)
+    if gemm.right is not None:
+        dense = decode_operand(codes, gemm.right, _shape(codes, weight, x), 1, x.dtype)
+    else:
+        assert weight is not None
+        dense = weight.to(x.dtype)
+    return through(x, gemm.left, 1, x.dtype) @ dense.t()
+
+
+def dgrad_gemm(
+    dy: torch.Tensor, weight: torch.Tensor | None, codes: Codes, plan: LayerPlan, shape: tuple[int, int]
+) -> torch.Tensor:
+    """dy [M, N] → dx [M, K] = dy·W in dy's dtype.  `codes` are dgrad's own, or forward's where they are shared."""
+    gemm, shared = plan.dgrad, shares_codes(plan)
+    if gemm.how == "int8":
+        assert gemm.left is not None
+        if shared:  # forward's codes carry a scale per n, the dimension contracted here
+            qy, sy = encode_operand(dy * codes[1].reshape(1, -1) if codes[1].ndim else dy, gemm.left, 1)
+            return int8_matmul(qy, codes[0], sy, None if codes[1].ndim else codes[1], dy.dtype)
+        qy, sy = encode_operand(dy, gemm.left, 1)
+        return int8_matmul(qy, codes[0], sy, codes[1], dy.dtype)
+    if codes:
+        spec = plan.forward.right if shared else gemm.right
+        assert spec is not None
+        dense = decode_operand(codes, spec, shape, 1 if shared else 0, dy.dtype)
+    else:
+        assert weight is not None
+        dense = weight.to(dy.dtype)
+    return through(dy, gemm.left, 1, dy.dtype) @ dense
+
+
+def wgrad_gemm(dy: torch.Tensor, x: torch.Tensor, gemm: GemmPlan, dtype: torch.dtype) -> torch.Tensor:
+    """dy [M, N], x [M, K] → dW [N, K] = dyᵀ·x in `dtype`; both operands are quantised along M."""
+    if dy.shape[0] == 0:
+        return dy.new_zeros(dy.shape[1], x.shape[1], dtype=dtype)
+    if gemm.how == "int8":
+        assert gemm.left is not None and gemm.right is not None
+        (qy, sy), (qx, sx) = encode_operand(dy, gemm.left, 0), encode_operand(x, gemm.right, 0)
+        return int8_matmul(qy.t(), qx, sy.t() if sy.ndim else sy, sx, dtype)
+    left, right = through(dy, gemm.left, 0, dy.dtype), through(x, gemm.right, 0, dy.dtype)
+    return (left.t() @ right).to(dtype)
+
+
+def _shape(codes: Codes, weight: torch.Tensor | None, x: torch.Tensor) -> tuple[int, int]:
+    if weight is not None:
+        return weight.shape[0], weight.shape[1]
+    return codes[0].shape[0], x.shape[1]

@@ -1,0 +1,268 @@
+"""QuantLinear: an nn.Linear whose three GEMMs run as a plan says.
+
+It is a subclass of nn.Linear, so whatever looks for linear layers (PEFT, freezing, counting) finds it.  The weight has
+one of two forms, chosen when the layer is made and never guessed at run time:
+
+**Frozen codes.**  `_parameters["weight"]` holds the integer codes (a parameter without gradient) and buffers hold the
+scales; the state dict has `weight` and `weight_scale`.  The attribute `weight` is a property that dequantises, so DoRA,
+merging and other readers see the weight that the layer computes with.  It is read-only: what is added into a
+dequantised copy would be lost, so assigning to its `.data` raises.
+
+**Master.**  `weight` is the ordinary parameter.  It is quantised once per optimizer step: the codes are kept until the
+parameter changes, which is seen by its identity, its version counter and the count of optimizer steps in this process
+(`.data` writes of an optimizer leave the version alone).  Never by address: addresses are reused.
+
+What autograd keeps for backward: for dgrad the codes themselves (no copy); for wgrad, where there is one, the input, or
+its codes if `saved_input` has a spec.  Nothing in high precision is kept for a frozen weight.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from lumen.core import QuantError
+from lumen.formats import QuantSpec
+from lumen.formats.codec import scale_names
+from lumen.quant import gemm
+from lumen.quant.gemm import Codes
+from lumen.quant.plan import LayerPlan
+
+_optimizer_steps = 0
+
+
+def _count_optimizer_step(*_: Any) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
+
+
+register_optimizer_step_post_hook(_count_optimizer_step)
+
+
+class FrozenWeight(torch.Tensor):
+    """A dequantised copy of frozen codes.  Reading is free; writing into it would be lost, so `.data = …` raises."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise QuantError(
+            "this weight is frozen codes: what is written into its dequantised copy would be lost",
+            fix="to merge an adapter use `lumen merge`, or call lumen.dequantize(model) first",
+        )
+
+
+class _Products(torch.autograd.Function):
+    """forward, dgrad and wgrad of one layer on a 2-D input; which of them run in low precision is the plan's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        plan: LayerPlan,
+        wgrad: bool,
+        num_forward: int,
+        *codes: torch.Tensor,
+    ) -> torch.Tensor:
+        forward = codes[:num_forward]
+        back = forward if gemm.shares_codes(plan) else codes[num_forward:]
+        saved: tuple[torch.Tensor, ...] = ()
+        if wgrad:
+            saved = gemm.encode_operand(x, plan.saved_input, 1) if plan.saved_input else (x,)
+        dense = () if back else (weight,)
+        ctx.save_for_backward(*saved, *dense, *back)
+        ctx.plan, ctx.wgrad, ctx.num_saved, ctx.num_codes = plan, wgrad, len(saved), len(codes)
+        ctx.x_shape, ctx.weight_dtype = tuple(x.shape), None if weight is None else weight.dtype
+        return gemm.forward_gemm(x, weight, forward, plan)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (dy,) = grads
+        plan: LayerPlan = ctx.plan
+        saved, rest = ctx.saved_tensors[: ctx.num_saved], ctx.saved_tensors[ctx.num_saved :]
+        own_codes = len(rest) > 1
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            weight, back = (None, rest) if own_codes else (rest[0], ())
+            dx = gemm.dgrad_gemm(dy, weight, back, plan, (dy.shape[1], ctx.x_shape[1]))
+        if ctx.wgrad:
+            if plan.saved_input is None:
+                x = saved[0]
+            else:
+                x = gemm.decode_operand(saved, plan.saved_input, ctx.x_shape, 1, dy.dtype)
+            dw = gemm.wgrad_gemm(dy, x, plan.wgrad, ctx.weight_dtype)
+        return (dx, dw, None, None, None, *([None] * ctx.num_codes))
+
+
+class QuantLinear(nn.Linear):
+    """y = x·Wᵀ + b with x [..., K], W [N, K].  Make one with `QuantLinear.from_linear`.
+
+    plan:          the specs of every GEMM (quant.plan).
+    compute_dtype: what the weight dequantises to; follows `.to(dtype)`.
+    """
+
+    plan: LayerPlan
+
+    def __init__(self, in_features: int, out_features: int, plan: LayerPlan, dtype: torch.dtype) -> None:
+        nn.Module.__init__(self)  # nn.Linear's would register a weight over the property
+        self.in_features, self.out_features = in_features, out_features
+        self.plan, self.compute_dtype = plan, dtype
+        self._cache: tuple[Any, tuple[Codes, Codes]] | None = None
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, plan: LayerPlan) -> QuantLinear:
+        """A quantised twin that shares the bias, the master (if it keeps one) and the hooks of `linear`."""
+        layer = cls(linear.in_features, linear.out_features, plan, linear.weight.dtype)
+        if plan.stores_codes:
+            layer._store(linear.weight.detach())
+        else:
+            layer._parameters["weight"] = linear._parameters["weight"]
+        layer._parameters["bias"] = linear.bias
+        _share_hooks(linear, layer)
+        return layer.train(linear.training)
+
+    def to_linear(self) -> nn.Linear:
+        """The nn.Linear again: the same master, or the dequantised codes as a parameter without gradient."""
+        with torch.device("meta"):
+            linear = nn.Linear(
+                self.in_features, self.out_features, bias=self.bias is not None, dtype=self.compute_dtype
+            )
+        if self.plan.stores_codes:
+            linear.weight = nn.Parameter(self._dequantize(), requires_grad=False)
+        else:
+            linear.weight = self._master()
+        linear._parameters["bias"] = self.bias
+        _share_hooks(self, linear)
+        return linear.train(self.training)
+
+    @property
+    def spec(self) -> QuantSpec | None:
+        """The spec in which the weight is stored; None where a master is."""
+        return self.plan.forward.right if self.plan.stores_codes else None
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        """[N, K]: the master, or the dequantised codes in `compute_dtype` (a new read-only copy at each access)."""
+        if not self.plan.stores_codes:
+            return self._master()
+        dense = self._dequantize()
+        return dense if torch.compiler.is_compiling() else dense.as_subclass(FrozenWeight)
+
+    def _master(self) -> nn.Parameter:
+        parameter = self._parameters["weight"]
+        assert parameter is not None
+        return parameter
+
+    def _store(self, weight: torch.Tensor) -> None:
+        """Take over a dense weight [N, K] as codes."""
+        assert self.spec is not None
+        codes, *scales = gemm.encode_operand(weight, self.spec, 1)
+        self._parameters["weight"] = nn.Parameter(codes, requires_grad=False)
+        for name, scale in zip(scale_names(self.spec), scales, strict=True):
+            self.register_buffer(f"weight_{name}", scale)
+
+    def _stored(self) -> Codes:
+        assert self.spec is not None
+        return (self._master(), *(self.get_buffer(f"weight_{name}") for name in scale_names(self.spec)))
+
+    def _dequantize(self) -> torch.Tensor:
+        assert self.spec is not None
+        shape = (self.out_features, self.in_features)
+        return gemm.decode_operand(self._stored(), self.spec, shape, 1, self.compute_dtype)
+
+    def _codes(self) -> tuple[Codes, Codes]:
+        """The codes of forward and dgrad: stored, or of the master as it is now."""
+        if self.plan.stores_codes:
+            return self._stored(), ()
+        master = self._master()
+        if torch.compiler.is_compiling():  # in the graph, fused with the read of the weight
+            return gemm.weight_codes(master.detach(), self.plan)
+        state = (master._version, _optimizer_steps)
+        if self._cache is not None:
+            (owner, seen), codes = self._cache
+            if owner() is master and seen == state:
+                return codes
+        with torch.no_grad():
+            codes = gemm.weight_codes(master.detach(), self.plan)
+        self._cache = ((weakref.ref(master), state), codes)
+        return codes
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """input [..., K] → [..., N] in the input's dtype (autocast's, inside autocast)."""
+        x = input
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        master = None if self.plan.stores_codes else self._master()
+        wgrad = master is not None and master.requires_grad and not self.plan.frozen
+        first, second = self._codes()
+        flat = x.reshape(-1, self.in_features)
+        y = _Products.apply(flat, master, self.plan, wgrad, len(first), *first, *second)
+        y = y.reshape(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantLinear:
+        """Devices move everything; a dtype changes what is computed in, never codes or scales."""
+        exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        self.compute_dtype = fn(torch.empty(0, dtype=self.compute_dtype)).dtype
+        super()._apply(fn, recurse)
+        for name, before in exact.items():
+            after = self._buffers[name]
+            if after is not None and after.dtype != before.dtype:
+                self._buffers[name] = before.to(after.device)
+        self._cache = None
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Codes load into codes and a master into a master; across the two the weight is quantised or dequantised.
+
+        Without this a dense weight would be copied into integer codes, truncated.
+        """
+        weight = state_dict.get(prefix + "weight")
+        if weight is not None and weight.is_floating_point() == self.plan.stores_codes:
+            state_dict = dict(state_dict)
+            spec = self.plan.forward.right
+            if spec is None:
+                raise QuantError(
+                    f"the state dict holds {weight.dtype} codes, but this layer keeps its weight in high precision",
+                    where=prefix + "weight",
+                    fix="quantise with the recipe that the state dict was saved with",
+                )
+            if self.plan.stores_codes:
+                parts = gemm.encode_operand(weight.to(self._master().device), spec, 1)
+                state_dict[prefix + "weight"] = parts[0]
+                for name, scale in zip(scale_names(spec), parts[1:], strict=True):
+                    state_dict[f"{prefix}weight_{name}"] = scale
+            else:
+                scales = [state_dict.pop(f"{prefix}weight_{name}") for name in scale_names(spec)]
+                shape = (self.out_features, self.in_features)
+                state_dict[prefix + "weight"] = gemm.decode_operand((weight, *scales), spec, shape, 1, torch.float32)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": None}
+
+    def extra_repr(self) -> str:
+        specs = ", ".join(
+            f"{name}: {g.left or 'none'} × {g.right or 'none'}"
+            for name, g in (("forward", self.plan.forward), ("dgrad", self.plan.dgrad), ("wgrad", self.plan.wgrad))
+            if not (name == "wgrad" and self.plan.frozen)
+        )
+        form = "codes" if self.plan.stores_codes else "master"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {form}; {specs}"
+
+
+def _share_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Hooks that others registered stay registered, and their handles keep working."""
+    for name, value in source.__dict__.items():
+        if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+            target.__dict__[name] = value

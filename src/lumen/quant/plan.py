@@ -1,0 +1,96 @@
+"""LayerPlan: what the policy comes to for one linear layer, checked once, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lumen.core import QuantError
+from lumen.formats import QuantSpec
+from lumen.formats.codec import require_built
+from lumen.quant.policy import GEMMS, OF_GEMM, Policy
+
+_NATIVE_INT8 = ("row", "tensor")
+
+
+@dataclass(frozen=True)
+class GemmPlan:
+    """The specs of one product's operands; `how` is `int8` (integer product), `emulated` (both operands low, multiplied
+    in the compute dtype), `dequantised` (one operand low) or `none`."""
+
+    left: QuantSpec | None
+    right: QuantSpec | None
+
+    @property
+    def how(self) -> str:
+        specs = [s for s in (self.left, self.right) if s is not None]
+        if not specs:
+            return "none"
+        if len(specs) == 1:
+            return "dequantised"
+        return "int8" if all(is_int8(s) for s in specs) else "emulated"
+
+
+def is_int8(spec: QuantSpec | None) -> bool:
+    """Whether an operand can enter the integer product: its scale is constant along the contraction."""
+    return spec is not None and spec.element == "int8" and spec.granularity.kind in _NATIVE_INT8
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """forward is (input, weight), dgrad (grad_output, weight), wgrad (grad_output, input).
+
+    frozen:  the weight never gets a gradient.  Where forward quantises it, only its codes are stored.
+    """
+
+    forward: GemmPlan
+    dgrad: GemmPlan
+    wgrad: GemmPlan
+    saved_input: QuantSpec | None
+    frozen: bool
+
+    @property
+    def stores_codes(self) -> bool:
+        return self.frozen and self.forward.right is not None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is quantised; otherwise the layer is left alone."""
+        gemms = (self.forward, self.dgrad) if self.frozen else (self.forward, self.dgrad, self.wgrad)
+        return any(g.how != "none" for g in gemms) or (self.saved_input is not None and not self.frozen)
+
+    def gemm(self, name: str) -> GemmPlan:
+        plan: GemmPlan = getattr(self, name)
+        return plan
+
+
+def plan_layer(policy: Policy, name: str, *, frozen: bool, protected: bool) -> LayerPlan:
+    """Ask the policy for every operand of every GEMM of one layer.  Raises QuantError for what cannot run."""
+    gemms = {}
+    for gemm in GEMMS:
+        left, right = (policy.spec(name, role, gemm, protected=protected) for role in OF_GEMM[gemm])
+        gemms[gemm] = GemmPlan(left, right)
+    saved = policy.spec(name, "saved_input", protected=protected)
+    plan = LayerPlan(gemms["forward"], gemms["dgrad"], gemms["wgrad"], saved, frozen)
+    _check(plan, name)
+    return plan
+
+
+def _check(plan: LayerPlan, name: str) -> None:
+    used = [g for n in GEMMS if not (n == "wgrad" and plan.frozen) for g in (plan.gemm(n).left, plan.gemm(n).right)]
+    for spec in (*used, plan.saved_input):
+        if spec is None:
+            continue
+        require_built(spec, name)
+        if spec.rounding == "stochastic":
+            raise QuantError(
+                f"{spec}: stochastic rounding of GEMM operands is not built in this version",
+                where=name,
+                fix=f"use {spec.with_(rounding='nearest')}; quantize_tensor rounds stochastically already",
+            )
+    if plan.stores_codes and plan.dgrad.right not in (None, plan.forward.right):
+        raise QuantError(
+            f"a frozen weight keeps one set of codes, but forward wants {plan.forward.right} and dgrad "
+            f"{plan.dgrad.right}",
+            where=name,
+            fix="give the weight one spec, or none in dgrad (the codes are then dequantised)",
+        )

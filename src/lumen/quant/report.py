@@ -1,0 +1,156 @@
+"""What quantising did, per layer and GEMM: the formats, the bytes, and whether the chip runs them natively.
+
+native       the chip multiplies this format itself
+emulated     the same numbers, computed in a wider type: right, not fast
+dequantised  one operand is in high precision, so the other is dequantised and the product runs in the compute dtype
+none         nothing is quantised here
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+
+from lumen.core import QuantError
+from lumen.formats import bits_per_value
+from lumen.kernels import select, target_of
+from lumen.quant.gemm import shares_codes
+from lumen.quant.linear import QuantLinear
+from lumen.quant.modules import left_alone, linear_layers, plain_name
+from lumen.quant.plan import GemmPlan
+from lumen.quant.policy import GEMMS, OF_GEMM
+
+
+@dataclass(frozen=True)
+class GemmReport:
+    """left, right: the specs written out, or `none`.  kind: native, emulated, dequantised or none.  why: one line."""
+
+    gemm: str
+    left: str
+    right: str
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer.  `stored`: spec of the stored weight, or the master's dtype.  `bytes_per_parameter` counts scales and,
+    for a master, its cached codes."""
+
+    name: str
+    shape: tuple[int, int]
+    stored: str
+    frozen: bool
+    bytes_per_parameter: float
+    gemms: tuple[GemmReport, ...]
+
+    def settings(self) -> tuple[Any, ...]:
+        """What layers must share to be told in one line."""
+        return self.stored, self.frozen, self.gemms
+
+
+@dataclass
+class Report:
+    """recipe, target chip, the quantised layers, and what stayed in high precision and why."""
+
+    recipe: str
+    target: str
+    layers: list[LayerReport] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.layers:
+            return f"recipe {self.recipe}: nothing is quantised"
+        groups: dict[tuple[Any, ...], list[LayerReport]] = {}
+        for layer in self.layers:
+            groups.setdefault(layer.settings(), []).append(layer)
+        lines = [f"recipe {self.recipe} on {self.target}: {len(self.layers)} linear layers"]
+        for layers in groups.values():
+            first = layers[0]
+            names = first.name if len(layers) == 1 else f"{first.name} and {len(layers) - 1} like it"
+            numel = sum(x.shape[0] * x.shape[1] for x in layers)
+            size = sum(x.bytes_per_parameter * x.shape[0] * x.shape[1] for x in layers) / max(numel, 1)
+            state = "frozen" if first.frozen else "trained"
+            lines.append(f"  {names}: {state} weight as {first.stored}, {size:.2f} bytes per parameter")
+            for g in first.gemms:
+                lines.append(f"    {g.gemm:8} {g.left} × {g.right}: {g.kind} ({g.why})")
+        reasons: dict[str, list[str]] = {}
+        for name, why in self.skipped.items():
+            reasons.setdefault(why, []).append(name)
+        for why, skipped in reasons.items():
+            shown = ", ".join(skipped[:3]) + (f" and {len(skipped) - 3} more" if len(skipped) > 3 else "")
+            lines.append(f"  high precision: {shown} ({why})")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json` and the run's record."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+
+def report(model: nn.Module, recipe: str = "as it is", target: str | None = None) -> Report:
+    """Describe a model as it is now, for the chip its weights are on or for a named one (`gfx942`, `sm_90`, `cpu`)."""
+    parameter = next(model.parameters(), None)
+    chip = target or (target_of(parameter.device) if parameter is not None else "cpu")
+    result = Report(recipe, chip, skipped=left_alone(model))
+    quantised = [(path, m) for path, m in _quantised(model)]
+    result.layers = [layer_report(name, m, chip) for name, m in quantised]
+    for found in linear_layers(model):
+        result.skipped[found.name] = found.protected or "the policy says none"
+    return result
+
+
+def _quantised(model: nn.Module) -> Iterable[tuple[str, QuantLinear]]:
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QuantLinear):
+            yield plain_name(path), module
+
+
+def layer_report(name: str, layer: QuantLinear, target: str) -> LayerReport:
+    """One layer's settings on a chip."""
+    plan = layer.plan
+    numel = layer.in_features * layer.out_features
+    parts = [layer._parameters["weight"], *(b for b in layer._buffers.values() if b is not None)]
+    size = sum(p.nbytes for p in parts if p is not None)
+    if not plan.stores_codes:
+        own = [plan.forward.right, None if shares_codes(plan) else plan.dgrad.right]
+        size += round(sum(bits_per_value(s, layer.weight.shape) / 8 * numel for s in own if s is not None))
+    stored = plan.forward.right.full() if plan.stores_codes and plan.forward.right else str(layer.weight.dtype)[6:]
+    gemms = tuple(
+        gemm_report(gemm, plan.gemm(gemm), plan.stores_codes, target)
+        for gemm in GEMMS
+        if not (gemm == "wgrad" and plan.frozen)
+    )
+    shape = (layer.out_features, layer.in_features)
+    return LayerReport(name, shape, stored, plan.frozen, size / max(numel, 1), gemms)
+
+
+def gemm_report(gemm: str, plan: GemmPlan, stored: bool, target: str) -> GemmReport:
+    """How one product runs on a chip and why."""
+    left, right = (spec.full() if spec else "none" for spec in (plan.left, plan.right))
+    roles = OF_GEMM[gemm]
+    if plan.how == "int8":
+        try:
+            kernel = select("int8_matmul", target, "int8")
+            kind, why = kernel.kind, kernel.why
+        except QuantError as error:
+            kind, why = "emulated", error.what
+    elif plan.how == "emulated":
+        kind, why = (
+            "emulated",
+            "no kernel multiplies this pair: quantised, dequantised, multiplied in the compute dtype",
+        )
+    elif plan.how == "dequantised":
+        high = roles[0] if plan.left is None else roles[1]
+        kind, why = "dequantised", f"{high} is in high precision, so the product runs in the compute dtype"
+    elif stored and "weight" in roles:
+        kind, why = "dequantised", "the stored codes are dequantised"
+    else:
+        kind, why = "none", "both operands are in high precision"
+    return GemmReport(gemm, left, right, kind, why)
