@@ -1,1 +1,1 @@
-"""The LoRA family through PEFT: inject, initialise, save, load, merge arithmetic."""
+"""LoRA through PEFT: inject, initialise, save, load, merge arithmetic."""

@@ -41,6 +41,9 @@ class AdapterConfig(Config):
     use_dora: bool = False
     """Weight-decomposed LoRA. Default: false."""
 
+    init_lora_weights: bool | str = "default"
+    """Start values: default, gaussian, orthogonal, pissa, pissa_niter_N or olora. Default: default (A random, B 0)."""
+
     pissa_init: bool = False
     """Initialise from the principal singular vectors (PiSSA). Default: false."""
 

@@ -1,1 +1,1 @@
-"""Load a model and its tokenizer (HF directory, hub id, GGUF), freeze layers, name layers, enter attention."""
+"""Load a model and its tokenizer, freeze it, name its parts."""
