@@ -30,13 +30,13 @@ from peft.tuners.lora.layer import Linear as PeftLinear
 from torch import Tensor, nn
 
 
-class FusedLoraLinear(PeftLinear):  # type: ignore[misc]
+class FusedLoraLinear(PeftLinear):
     """PEFT's LoRA linear layer with the fused forward where `why_not_fused` finds nothing against it."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x [..., in] in the compute dtype → [..., out] in the dtype of the base layer's result."""
         if args or kwargs or why_not_fused(self) is not None:
-            return super().forward(x, *args, **kwargs)  # type: ignore[no-any-return]
+            return super().forward(x, *args, **kwargs)
         (name,) = self.active_adapters
         base = self.base_layer(x)
         down: Any = self.lora_A[name]
