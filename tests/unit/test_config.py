@@ -63,7 +63,8 @@ def test_llamafactory_merge_file_loads() -> None:
     assert [note.partition(":")[0] for note in loaded.notes] == [NO_REMOTE]
 
 
-def test_qlora_additions_become_a_recipe() -> None:
+def test_qlora_additions_become_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lumen.quant.recipes.check_available", lambda policy: None)
     loaded = load(FIXTURES / "llama3_lora_sft.yaml", ["quantization_bit=4", "quantization_method=bnb"])
     assert loaded.run.quant.recipe == "nf4"
     assert any("is read as `quant.recipe: nf4`" in note for note in loaded.notes)

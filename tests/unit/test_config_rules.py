@@ -8,6 +8,7 @@ import pytest
 
 from lumen.config import load
 from lumen.core import ConfigError
+from lumen.quant import recipes
 
 BROKEN = [
     ("quant: {recipe: nf4}\nfinetuning_type: full", ["quant.recipe: nf4", "finetuning_type: full"]),
@@ -110,7 +111,32 @@ READ_AS = [
 @pytest.mark.parametrize(
     ("text", "read", "expected"), READ_AS, ids=[text.replace("\n", "; ") for text, _, _ in READ_AS]
 )
-def test_other_shapes_are_read_as_ours(tmp_path: Path, text: str, read, expected: object) -> None:  # type: ignore[no-untyped-def]
+def test_other_shapes_are_read_as_ours(  # type: ignore[no-untyped-def]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, read, expected: object
+) -> None:
+    monkeypatch.setattr(recipes, "check_available", lambda policy: None)
     path = tmp_path / "run.yaml"
     path.write_text(text + "\n")
     assert read(load(path).run) == expected
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_loads_exactly_where_this_version_can_run_it(name: str) -> None:
+    why = recipes.available()[name]
+    if not why:
+        assert load(None, [f"quant.recipe={name}"]).run.quant.recipe == name
+        return
+    with pytest.raises(ConfigError, match="cannot run") as caught:
+        load(None, [f"quant.recipe={name}"])
+    assert caught.value.where == "command line: quant.recipe" and "recipes that run" in caught.value.fix
+
+
+def test_an_unknown_recipe_and_a_bad_spec_name_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("quant:\n  recipe: in8\n")
+    with pytest.raises(ConfigError, match="no recipe 'in8'; did you mean 'int8'") as caught:
+        load(path)
+    assert caught.value.where == f"{path}:2"
+    path.write_text("quant:\n  recipe: int8\n  weight: int9:row\n")
+    with pytest.raises(ConfigError, match="int9"):
+        load(path)

@@ -12,7 +12,9 @@ from lumen.core import Config, Count, StrList
 def _reports(names: list[str]) -> list[str]:
     unknown = [name for name in names if name not in ("none", "tensorboard", "all")]
     if unknown:
-        raise ValueError(f"must be none or tensorboard; {unknown[0]} is not supported (metrics.jsonl is always written)")
+        raise ValueError(
+            f"must be none or tensorboard; {unknown[0]} is not supported (metrics.jsonl is always written)"
+        )
     return names
 
 
