@@ -35,8 +35,7 @@ class Key:
             return True
         if isinstance(value, str):
             text = value.strip().lower()
-            no = ("no", "off") if self.neutral is False else ()
-            return text in ("", "none", "null", str(self.neutral).lower(), *no)
+            return text in ("", "none", "null", str(self.neutral).lower())
         return False
 
 
