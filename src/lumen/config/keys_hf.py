@@ -24,12 +24,8 @@ ROWS: list[Key] = [
     # ---- loader -----------------------------------------------------------------------------------------------------
     *noop(HF, _OWN_LOADER, dataloader_num_workers=0, dataloader_pin_memory=True, dataloader_persistent_workers=False,
           dataloader_prefetch_factor=None, dataloader_multiprocessing_context=None, dataloader_in_order=True),
-    *noop(HF, "the last, smaller step trains too: its loss divides by its own tokens", dataloader_drop_last=False),
     *noop(HF, "Lumen's rows hold only what the model needs", remove_unused_columns=True, label_names=None),
-    *noop(HF, "rows of a batch are padded to the longest; packing removes padding better than grouping",
-          group_by_length=False, length_column_name="length"),
-    *refuse(HF, "the order is a seeded shuffle, or the files' own with disable_shuffling",
-            train_sampling_strategy="random"),
+    *noop(HF, "lengths are counted from the tokens themselves", length_column_name="length"),
     *refuse(HF, "resuming always continues at the exact row", ignore_data_skip=False),
     *refuse(HF, "batch sizes are not searched; `lumen train --dry-run` estimates the memory",
             auto_find_batch_size=False),

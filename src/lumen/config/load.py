@@ -7,7 +7,6 @@ Every step raises ConfigError with the place of the key; whatever was accepted b
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from lumen.config.explain import explain, short, suggestion, user_path
 from lumen.config.keys import RENAMED, foreign_keys
 from lumen.config.overrides import apply_overrides, parse_overrides
 from lumen.config.rules import check
-from lumen.config.schema import COMMAND_LINE_ONLY, FileConfig, is_secret, section
+from lumen.config.schema import COMMAND_LINE_ONLY, FileConfig, is_secret
 from lumen.config.source import Source, read_file
 from lumen.config.translate import Draft, translate
 from lumen.core import ConfigError
@@ -117,26 +117,13 @@ def _apply_table(draft: Draft) -> None:
         if row.is_neutral(value):
             continue
         if row.status == "refused":
-            shown = "" if is_secret(name) else f": {_short(value)}"
+            shown = "" if is_secret(name) else f": {short(value)}"
             raise ConfigError(f"`{name}{shown}` is not supported", where=draft.where(name), fix=row.why)
         draft.note(f"`{name}` changes nothing: {row.why}")
     if unknown:
         known = [*FileConfig.model_fields, *table]
         lines = [f"unknown key `{name}`{suggestion(name, known)}" for name in unknown]
         raise ConfigError("\n".join(lines), where=draft.where(unknown[0]), fix="`lumen config keys` lists every key")
-
-
-def suggestion(name: str, known: Sequence[str]) -> str:
-    """`; did you mean ...?`, or nothing."""
-    lowered = name.lower().replace("-", "_")
-    close = difflib.get_close_matches(lowered, known, n=1, cutoff=0.6)
-    return f"; did you mean `{close[0]}`?" if close else ""
-
-
-_EXPECTED = {
-    "int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "list": "a list",
-    "dict": "a section", "model": "a section", "finite": "a finite number",
-}  # fmt: skip
 
 
 def _validate(draft: Draft) -> FileConfig:
@@ -146,57 +133,17 @@ def _validate(draft: Draft) -> FileConfig:
         lines: list[str] = []
         places: list[str] = []
         for error in failure.errors(include_url=False):
-            parts = [str(part) for part in error["loc"] if part in draft.values or _is_key(part, error["loc"])]
-            dotted = ".".join(parts)
+            dotted = user_path(error["loc"])
             place = draft.where(dotted)
-            line = _explain(dotted, error)
+            line = explain(dotted, error)
+            start, _, got = line.partition(", got ")
+            before = f"`{dotted}` must be "
+            if lines and start.startswith(before) and lines[-1].startswith(before) and lines[-1].endswith(got):
+                first = lines[-1].partition(", got ")[0]  # two branches of a union: one line
+                line = f"{first} or {start.removeprefix(before)}" + (f", got {got}" if got else "")
+                lines.pop()
             if line not in lines:
                 lines.append(line)
             if place not in places:
                 places.append(place)
         raise ConfigError("\n".join(lines), where=", ".join(places)) from None
-
-
-def _is_key(part: Any, loc: tuple[Any, ...]) -> bool:
-    """Whether a part of pydantic's location is the user's: a key of a section or a list index, not a union's branch."""
-    model: type[BaseModel] | None = FileConfig
-    for step in loc:
-        if isinstance(step, int):
-            if step is part:
-                return True
-            continue
-        if model is None:
-            return False
-        if step is part:
-            return step in model.model_fields or step.isidentifier()
-        model = section(model, step)
-    return False
-
-
-def _explain(dotted: str, error: Any) -> str:
-    kind, value = error["type"], error.get("input")
-    got = "" if is_secret(dotted.rpartition(".")[2]) else f", got {_short(value)}"
-    if kind == "extra_forbidden":
-        head, _, last = dotted.rpartition(".")
-        model: type[BaseModel] | None = FileConfig
-        for part in head.split(".") if head else []:
-            if model is not None and not part.isdigit():
-                model = section(model, part)
-        return f"unknown key `{dotted}`{suggestion(last, list(model.model_fields) if model else [])}"
-    if kind == "missing":
-        return f"`{dotted}` is missing"
-    if kind == "literal_error":
-        return f"`{dotted}` must be one of {error['ctx']['expected'].replace(' or ', ', ')}{got}"
-    if kind == "value_error":
-        return f"`{dotted}`: {error['msg'].removeprefix('Value error, ')}{got}"
-    for start, expected in _EXPECTED.items():
-        if kind.startswith(start):
-            if value is None:
-                return f"`{dotted}` is empty (null); give {expected} or remove the line"
-            return f"`{dotted}` must be {expected}{got}"
-    return f"`{dotted}`: {error['msg'][:1].lower()}{error['msg'][1:]}{got}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, bool) else str(value).lower()
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -8,12 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lumen.config.schema import FileConfig
-from lumen.core import ConfigError
+from lumen.core import ConfigError, QuantError
+from lumen.quant import recipes
 
 Where = Callable[[str], str]
 
 FROZEN_RECIPES = ("nf4", "int4", "int8-weight-only")
 """Recipes that store the base as codes which do not train."""
+
+FROZEN_FORMATS = ("nf4", "int4")
+"""Formats that only store; a weight in one does not train."""
+
+
+def frozen_base(run: FileConfig) -> str:
+    """The key and value by which the base is stored as frozen codes; empty where it is not."""
+    section = run.quant
+    if section.weight is not None and section.weight.partition(":")[0].partition("+")[0] in FROZEN_FORMATS:
+        return f"quant.weight: {section.weight}"
+    if section.recipe in FROZEN_RECIPES and section.weight != "none":
+        return f"quant.recipe: {section.recipe}"
+    return ""
 
 
 def check(run: FileConfig, where: Where = lambda key: key) -> list[str]:
@@ -25,7 +39,12 @@ def check(run: FileConfig, where: Where = lambda key: key) -> list[str]:
     _method(run, refuse)
     _data(run, refuse)
     _evaluation(run, refuse)
-    return _loop(run, refuse)
+    notes = _loop(run, refuse)
+    try:
+        recipes.check_available(run.quant.policy())
+    except QuantError as error:
+        raise ConfigError(error.what, where=where("quant.recipe"), fix=error.fix) from None
+    return notes
 
 
 Refuse = Callable[..., ConfigError]
@@ -33,11 +52,10 @@ Refuse = Callable[..., ConfigError]
 
 def _method(run: FileConfig, refuse: Refuse) -> None:
     kind = run.finetuning_type
-    recipe = run.quant.recipe
-    frozen = recipe in FROZEN_RECIPES
+    frozen = frozen_base(run)
     if frozen and kind != "lora":
         raise refuse(
-            f"`quant.recipe: {recipe}` stores the base as codes that do not train, but `finetuning_type: {kind}` "
+            f"`{frozen}` stores the base as codes that do not train, but `finetuning_type: {kind}` "
             "trains it",
             "use finetuning_type: lora, or a recipe that trains (bf16, int8, fp8, mxfp8)",
             "quant", "finetuning_type",
@@ -51,25 +69,25 @@ def _method(run: FileConfig, refuse: Refuse) -> None:
     if frozen:
         if run.resize_vocab:
             raise refuse(
-                f"`resize_vocab` changes the embedding, but `quant.recipe: {recipe}` has a frozen base",
+                f"`resize_vocab` changes the embedding, but `{frozen}` has a frozen base",
                 "remove resize_vocab, or use recipe bf16",
                 "resize_vocab", "quant",
             )  # fmt: skip
         if run.adapter_name_or_path and run.create_new_adapter:
             raise refuse(
-                f"`create_new_adapter` merges into the base, but `quant.recipe: {recipe}` stores it as codes",
+                f"`create_new_adapter` merges into the base, but `{frozen}` stores it as codes",
                 "merge first (`lumen merge`), or continue the adapter with create_new_adapter: false",
                 "create_new_adapter", "quant",
             )  # fmt: skip
         if run.adapter_name_or_path and len(run.adapter_name_or_path) > 1:
             raise refuse(
-                f"`adapter_name_or_path` names several adapters, but `quant.recipe: {recipe}` takes one",
+                f"`adapter_name_or_path` names several adapters, but `{frozen}` takes one",
                 "merge them first (`lumen merge`)",
                 "adapter_name_or_path", "quant",
             )  # fmt: skip
         if run.pissa_init:
             raise refuse(
-                f"`pissa_init` rewrites the base, but `quant.recipe: {recipe}` stores it as codes",
+                f"`pissa_init` rewrites the base, but `{frozen}` stores it as codes",
                 "remove pissa_init, or use recipe bf16",
                 "pissa_init", "quant",
             )  # fmt: skip

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic import BaseModel, SecretStr
 
 from lumen.core import Config
 from lumen.export.config import ExportConfig
@@ -22,8 +22,6 @@ COMMAND_LINE_ONLY = frozenset({"allow_remote_code"})
 
 class FileConfig(RunConfig, ExportConfig):
     """Every key of Lumen's configuration files."""
-
-    model_config = ConfigDict(coerce_numbers_to_str=True)
 
 
 def owners() -> list[tuple[type[Config], list[str]]]:

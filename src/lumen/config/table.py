@@ -35,7 +35,8 @@ class Key:
             return True
         if isinstance(value, str):
             text = value.strip().lower()
-            return text in ("", "none", "null", str(self.neutral).lower())
+            no = ("no", "off") if self.neutral is False else ()
+            return text in ("", "none", "null", str(self.neutral).lower(), *no)
         return False
 
 

@@ -1,6 +1,6 @@
 """Errors, the Config base, atomic files, counter-based randomness, logging. Imports nothing of lumen."""
 
-from lumen.core.config import Config, Float, Int, StrList
+from lumen.core.config import Config, Count, Float, Int, NonNegative, Positive, Share, Size, StrList
 from lumen.core.errors import (
     CheckpointError,
     ConfigError,
@@ -13,6 +13,6 @@ from lumen.core.errors import (
 from lumen.core.log import note, notes, say, warn
 
 __all__ = [
-    "CheckpointError", "Config", "ConfigError", "DataError", "Float", "HardwareError", "Int", "LumenError",
-    "ModelError", "QuantError", "StrList", "note", "notes", "say", "warn",
+    "CheckpointError", "Config", "ConfigError", "Count", "DataError", "Float", "HardwareError", "Int", "LumenError",
+    "ModelError", "NonNegative", "Positive", "QuantError", "Share", "Size", "StrList", "note", "notes", "say", "warn",
 ]  # fmt: skip

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _number_from_text(value: Any) -> Any:
-    """YAML 1.1 reads `1e-4` as text; where a number is due, text that reads as one is one."""
+    """YAML 1.1 reads `1e-4` as text; where a number is due, text that reads as one is one, and true is not 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
     if isinstance(value, str):
         try:
             return float(value.strip().replace("_", ""))
@@ -35,6 +37,21 @@ Float = Annotated[float, BeforeValidator(_number_from_text)]
 Int = Annotated[int, BeforeValidator(_integer_from_text)]
 """An integer that may be written as text or as a whole float (`"8"`, `1e3`)."""
 
+Count = Annotated[Int, Field(ge=1)]
+"""A whole number of things, at least 1."""
+
+Size = Annotated[Int, Field(ge=0)]
+"""A whole number, at least 0."""
+
+Positive = Annotated[Float, Field(gt=0)]
+"""A number above 0."""
+
+NonNegative = Annotated[Float, Field(ge=0)]
+"""A number that is 0 or more."""
+
+Share = Annotated[Float, Field(ge=0, le=1)]
+"""A number from 0 to 1."""
+
 
 def _as_list(value: Any) -> Any:
     """`a, b` and `[a, b]` mean the same, as in LLaMA-Factory's files."""
@@ -51,5 +68,10 @@ class Config(BaseModel):
     """Base class: unknown keys are errors, docstrings under fields are their documentation."""
 
     model_config = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, validate_default=True, protected_namespaces=()
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
     )

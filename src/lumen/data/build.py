@@ -13,10 +13,11 @@ from lumen.data import cache
 from lumen.data.config import DataConfig
 from lumen.data.examples import ExampleStore, Table
 from lumen.data.info import DatasetSpec, find_datasets
-from lumen.data.loader import epoch_generator
+from lumen.data.loader import epoch_generator, is_packed
+from lumen.data.packing import efficiency, pack
 from lumen.data.report import DataReport, DatasetReport
 from lumen.data.templates import apply_template
-from lumen.data.tokenize import take, tokenize
+from lumen.data.tokenize import tokenize
 
 
 @dataclass
@@ -54,23 +55,32 @@ def build_datasets(config: DataConfig, tokenizer: Any, *, seed: int, stage: str 
     if stage == "sft":
         apply_template(tokenizer, config.template)
     report = DataReport(template=config.template or "the tokenizer's own")
-    tables = _tables(config.dataset, config, tokenizer, stage, report)
+    specs = find_datasets(config.dataset, config.dataset_dir)
+    tables = _tables(specs, config, tokenizer, stage, report)
     train, held = _hold_out(tables, config.val_size, seed)
+    train = [_repeat(part, spec, config, seed) for part, spec in zip(train, specs, strict=True)]
     evaluation: dict[str, ExampleStore] = {}
     if held is not None:
         evaluation["eval"] = ExampleStore(tables, held)
     if config.eval_dataset:
-        evaluation["eval"] = ExampleStore(_tables(config.eval_dataset, config, tokenizer, stage, report))
+        evaluation["eval"] = ExampleStore(
+            _tables(find_datasets(config.eval_dataset, config.dataset_dir), config, tokenizer, stage, report)
+        )
     store = ExampleStore(tables, _mix(train, config, seed))
     report.train = len(store)
+    if is_packed(config, stage):
+        rows = pack(store.lengths, config.cutoff_len, epoch_generator(seed, 0))
+        report.packing = {"rows": len(rows), "efficiency": efficiency(rows, store.lengths, config.cutoff_len)}
     report.eval = {name: len(held_out) for name, held_out in evaluation.items()}
     return Datasets(store, evaluation, report)
 
 
-def _tables(names: list[str], config: DataConfig, tokenizer: Any, stage: str, report: DataReport) -> list[Table]:
+def _tables(
+    specs: list[DatasetSpec], config: DataConfig, tokenizer: Any, stage: str, report: DataReport
+) -> list[Table]:
     printed = cache.tokenizer_fingerprint(tokenizer)
     tables = []
-    for spec in find_datasets(names, config.dataset_dir):
+    for spec in specs:
         table, part = _table(spec, config, tokenizer, printed, stage)
         tables.append(table)
         report.datasets.append(part)
@@ -84,7 +94,7 @@ def _table(
     found = None if config.overwrite_cache else cache.load(directory)
     if found is not None:
         return found
-    table, part = tokenize(take(spec, config), config, tokenizer, stage)
+    table, part = tokenize(spec, config, tokenizer, stage)
     cache.store(directory, table, part)
     return table, part
 
@@ -110,6 +120,18 @@ def _hold_out(tables: list[Table], val_size: float, seed: int) -> tuple[list[np.
     everything = np.concatenate(picks)
     train = [everything[~held & (everything[:, 0] == n)] for n in range(len(tables))]
     return train, everything[held]
+
+
+def _repeat(part: np.ndarray, spec: DatasetSpec, config: DataConfig, seed: int) -> np.ndarray:
+    """dataset_info.json's num_samples beyond what there is: whole repeats, then a seeded choice for the rest."""
+    wanted = spec.num_samples or 0
+    if config.max_samples is not None:
+        wanted = min(wanted, config.max_samples)
+    if len(part) == 0 or wanted <= len(part):
+        return part
+    whole, rest = divmod(wanted, len(part))
+    chosen = epoch_generator(seed, 2).permutation(len(part))[:rest]
+    return np.concatenate([part] * whole + [part[np.sort(chosen)]])
 
 
 def _mix(parts: list[np.ndarray], config: DataConfig, seed: int) -> np.ndarray:

@@ -72,6 +72,16 @@ class DataConfig(Config):
     tokenized_path: str | None = None
     """Folder of the tokenised cache. Default: Lumen's own cache folder."""
 
+    group_by_length: bool = False
+    """Batches of examples of like length, for less padding without packing. Default: false."""
+
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = "random"
+    """Order of the examples: a seeded shuffle, the files' own, or the shuffle with group_by_length. Default: random."""
+
+    dataloader_drop_last: bool = False
+    """Leave out an epoch's last micro-batch where it is smaller than the others. Default: false: it trains too, and its
+    loss divides by its own tokens."""
+
     disable_shuffling: bool = False
     """Keep the order of the files. Default: false."""
 

@@ -46,7 +46,7 @@ class DatasetSpec:
     columns:     our name of a column → the file's; a column that is not listed is not there.
     tags:        names of roles and of the keys in a message.
     ranking:     rows with two answers, for preference training.
-    num_samples: rows to take of it (repeating them where it has fewer), or None.
+    num_samples: examples of an epoch: the first rows, or all and again as many as are missing; None: all.
     """
 
     name: str

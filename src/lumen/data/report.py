@@ -93,6 +93,9 @@ class DataReport:
             share = d.loss_tokens / d.tokens if d.tokens else 0.0
             parts.append(f"{d.tokens} tokens, {share:.1%} learned")
             lines.append(", ".join(parts) + (" (cached)" if d.cached else ""))
+        if self.packing:
+            full = self.packing["efficiency"]
+            lines.append(f"packing: {self.train} examples in {self.packing['rows']:.0f} rows, {full:.1%} full")
         for title, items in (("dropped", self.dropped), ("rejected", self.rejected)):
             for reason, count in Counter(item.reason for item in items).most_common():
                 places = [item.place for item in items if item.reason == reason]

@@ -7,8 +7,7 @@ report's counts prove it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,61 +29,70 @@ CHUNK = 1000
 """Rows tokenised at a time: enough to fill the tokenizer's threads, little enough to hold."""
 
 
-@dataclass
-class Taken:
-    """The rows taken of a dataset, with the number of each one's file."""
+class Source:
+    """The rows of a dataset, read as they are needed: at most `max_samples` and `num_samples`, the first ones.
 
-    spec: DatasetSpec
-    files: list[Path]
-    rows: list[tuple[int, Row | BadRow]] = field(default_factory=list)
+    spec: its row format is known once the first good row is read.
+    """
+
+    def __init__(self, spec: DatasetSpec, config: DataConfig) -> None:
+        self.spec = spec
+        limits = [n for n in (config.max_samples, spec.num_samples) if n is not None]
+        self.limit = min(limits) if limits else None
+        self.encoding = config.encoding
+
+    def rows(self) -> Iterator[tuple[int, Row | BadRow]]:
+        """(number of its file, row) in order."""
+        count = 0
+        for file, path in enumerate(self.spec.files):
+            for row in read_rows(path, self.encoding):
+                if count == self.limit:
+                    return
+                count += 1
+                if isinstance(row, Row) and not self.spec.formatting:
+                    self.spec = self.spec.told_by(row.value)
+                yield file, row
+
+    def chunks(self) -> Iterator[list[tuple[int, Row | BadRow]]]:
+        """The rows, CHUNK at a time."""
+        rows = self.rows()
+        while chunk := list(islice(rows, CHUNK)):
+            yield chunk
 
     def place(self, file: int, row: Row | BadRow) -> str:
-        name = str(self.files[file])
+        name = str(self.spec.files[file])
         return f"{name}:{row.line}" if row.line is not None else f"{name}, row {row.number}"
 
 
-def take(spec: DatasetSpec, config: DataConfig) -> Taken:
-    """Read a dataset's rows, at most `max_samples` and `num_samples` of them, the first ones."""
-    limits = [n for n in (config.max_samples, spec.num_samples) if n is not None]
-    limit = min(limits) if limits else None
-    taken = Taken(spec, list(spec.files))
-    for file, path in enumerate(spec.files):
-        for row in read_rows(path, config.encoding):
-            if limit is not None and len(taken.rows) >= limit:
-                break
-            if isinstance(row, Row) and not taken.spec.formatting:
-                taken.spec = taken.spec.told_by(row.value)
-            taken.rows.append((file, row))
-    return taken
-
-
-def tokenize(taken: Taken, config: DataConfig, tokenizer: Any, stage: str) -> tuple[Table, DatasetReport]:
+def tokenize(spec: DatasetSpec, config: DataConfig, tokenizer: Any, stage: str) -> tuple[Table, DatasetReport]:
     """The table of a dataset and the report of its rows.
 
     Raises DataError for the first bad row unless `on_bad_rows: skip`, and where no row is left.
     """
-    report = DatasetReport(taken.spec.name, rows=len(taken.rows))
-    if taken.spec.ranking and stage == "sft":
-        raise DataError(
-            "these are preference rows (chosen and rejected), which stage sft does not train on",
-            where=taken.spec.name,
-            fix="preference tuning is not part of this version; use rows with one answer",
-        )
+    source = Source(spec, config)
+    report = DatasetReport(spec.name)
     items: list[Item] = []
-    for start in range(0, len(taken.rows), CHUNK):
-        items += _chunk(taken, taken.rows[start : start + CHUNK], config, tokenizer, stage, report)
+    for chunk in source.chunks():
+        report.rows += len(chunk)
+        if source.spec.ranking and stage == "sft":
+            raise DataError(
+                "these are preference rows (chosen and rejected), which stage sft does not train on",
+                where=spec.name,
+                fix="preference tuning is not part of this version; use rows with one answer",
+            )
+        items += _chunk(source, chunk, config, tokenizer, stage, report)
     report.examples = len(items)
     if not items:
         raise _nothing_left(report, config)
-    kinds = ["row" if all(r.line is None for f, r in taken.rows if f == n) else "line" for n in range(len(taken.files))]
-    table = Table.from_examples(items, {"files": [[str(p), k] for p, k in zip(taken.files, kinds, strict=True)]})
+    files = [[str(path), "row" if path.suffix.lower() == ".parquet" else "line"] for path in spec.files]
+    table = Table.from_examples(items, {"files": files})
     report.tokens, report.loss_tokens = len(table.ids), int(table.learned.sum())
     report.fingerprint = table.fingerprint
     return table, report
 
 
 def _chunk(
-    taken: Taken,
+    source: Source,
     rows: list[tuple[int, Row | BadRow]],
     config: DataConfig,
     tokenizer: Any,
@@ -101,15 +109,15 @@ def _chunk(
         )
     prepared: list[tuple[int, Row, Any, list[Rendering]]] = []
     for file, row in rows:
-        place = taken.place(file, row)
+        place = source.place(file, row)
         if isinstance(row, BadRow):
             _bad(report, config, place, row.number, row.reason, row.text, row.fix)
             continue
         try:
             if renderer is None:
-                tools, renderings = None, [Rendering(text_of(row.value, taken.spec), [], [])]
+                tools, renderings = None, [Rendering(text_of(row.value, source.spec), [], [])]
             else:
-                conversation = to_conversation(row.value, taken.spec)
+                conversation = to_conversation(row.value, source.spec)
                 report.unanswered += conversation.unanswered > 0
                 tools, renderings = conversation.tools, renderer.render(conversation)
             prepared.append((file, row, tools, renderings))
@@ -144,7 +152,7 @@ def _chunk(
             yield from examples
         else:
             reason = f"nothing of the answer is left within cutoff_len {config.cutoff_len}"
-            report.dropped.append(Rejected(taken.place(file, row), reason, row.value))
+            report.dropped.append(Rejected(source.place(file, row), reason, row.value))
 
 
 def _pieces(ids: np.ndarray, config: DataConfig) -> list[np.ndarray]:

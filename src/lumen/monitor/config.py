@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from lumen.core import Config, Int, StrList
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from lumen.core import Config, Count, StrList
+
+
+def _reports(names: list[str]) -> list[str]:
+    unknown = [name for name in names if name not in ("none", "tensorboard", "all")]
+    if unknown:
+        raise ValueError(
+            f"must be none or tensorboard; {unknown[0]} is not supported (metrics.jsonl is always written)"
+        )
+    return names
 
 
 class MonitorConfig(Config):
     """Metrics, plots and the progress bar. metrics.jsonl is always written."""
 
-    logging_steps: Int = 10
+    logging_steps: Count = 10
     """Optimizer steps between two training records. Default: 10."""
 
     logging_first_step: bool = False
@@ -17,8 +30,8 @@ class MonitorConfig(Config):
     logging_dir: str | None = None
     """Folder of TensorBoard files. Default: `runs` in output_dir."""
 
-    report_to: StrList = ["none"]
-    """none or tensorboard. Default: none."""
+    report_to: Annotated[StrList, AfterValidator(_reports)] = ["none"]
+    """none, tensorboard, or all (which is tensorboard). Default: none."""
 
     run_name: str | None = None
     """Name of the run in reports. Default: output_dir's last part."""

@@ -7,10 +7,13 @@ directly: `RunConfig(model_name_or_path=..., dataset="rows.jsonl")`.
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
 
 from lumen.adapters.config import AdapterConfig
-from lumen.core import Config, Float, Int
+from lumen.core import Config, Count, Int, NonNegative, Positive, Share
 from lumen.data.config import DataConfig
 from lumen.generate.config import GenerateConfig
 from lumen.memory.config import MemoryConfig
@@ -20,6 +23,15 @@ from lumen.objectives.config import ObjectiveConfig
 from lumen.optim.config import OptimConfig
 from lumen.quant.config import QuantConfig
 
+
+def _device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
+        raise ValueError("must be auto, cpu, cuda or cuda:N")
+    return value
+
+
+Device = Annotated[str, AfterValidator(_device)]
+Seed = Annotated[Int, Field(ge=0, lt=2**63)]
 Strategy = Literal["no", "steps", "epoch"]
 
 
@@ -42,28 +54,28 @@ class TrainConfig(Config):
     do_eval: bool = False
     """Evaluate at the end; set by eval_strategy too. Default: false."""
 
-    num_train_epochs: Float = 3.0
+    num_train_epochs: Positive = 3.0
     """Passes over the data, also fractions. Default: 3."""
 
     max_steps: Int = -1
     """Optimizer steps; overrides num_train_epochs where positive. Default: -1."""
 
-    per_device_train_batch_size: Int = 8
+    per_device_train_batch_size: Count = 8
     """Rows of a micro-batch on each device. Default: 8."""
 
-    per_device_eval_batch_size: Int = 8
+    per_device_eval_batch_size: Count = 8
     """Rows of an evaluation batch on each device. Default: 8."""
 
-    gradient_accumulation_steps: Int = 1
+    gradient_accumulation_steps: Count = 1
     """Micro-batches of an optimizer step. Default: 1."""
 
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
     """Shape of the learning rate after warm-up. Default: linear, to 0."""
 
-    warmup_ratio: Float = 0.0
+    warmup_ratio: Share = 0.0
     """Share of all steps in which the learning rate rises linearly. Default: 0."""
 
-    warmup_steps: Float = 0.0
+    warmup_steps: NonNegative = 0.0
     """The same as a number of steps (below 1: a share, as in transformers 5); overrides warmup_ratio. Default: 0."""
 
     bf16: bool = False
@@ -75,13 +87,13 @@ class TrainConfig(Config):
     pure_bf16: bool = False
     """As bf16, and trainable parameters are bfloat16 too. Default: false."""
 
-    seed: Int = 42
+    seed: Seed = 42
     """Seed of initialisation, dropout and rounding. Default: 42."""
 
-    data_seed: Int | None = None
+    data_seed: Seed | None = None
     """Seed of the sample order. Default: null, seed."""
 
-    device: str = "auto"
+    device: Device = "auto"
     """auto, cpu, cuda or cuda:N (ROCm's devices are called cuda by torch). Default: auto."""
 
     compile: Literal["auto", "on", "off"] = "auto"
@@ -90,7 +102,7 @@ class TrainConfig(Config):
     eval_strategy: Strategy = "no"
     """When to evaluate: no, steps or epoch. Default: no."""
 
-    eval_steps: Float | None = None
+    eval_steps: Positive | None = None
     """Optimizer steps between evaluations; below 1: a share of all steps. Default: null, logging_steps."""
 
     eval_on_start: bool = False
@@ -99,10 +111,10 @@ class TrainConfig(Config):
     save_strategy: Literal["no", "steps", "epoch", "best"] = "steps"
     """When to save a checkpoint: no, steps, epoch or best. Default: steps."""
 
-    save_steps: Float = 500.0
+    save_steps: Positive = 500.0
     """Optimizer steps between checkpoints; below 1: a share of all steps. Default: 500."""
 
-    save_total_limit: Int | None = None
+    save_total_limit: Count | None = None
     """Checkpoints kept; the last good and the best are never deleted. Default: null, all."""
 
     save_only_model: bool = False
@@ -117,10 +129,10 @@ class TrainConfig(Config):
     greater_is_better: bool | None = None
     """Whether a larger metric is better. Default: null, false for losses."""
 
-    early_stopping_steps: Int | None = None
+    early_stopping_steps: Count | None = None
     """Evaluations without improvement before the run stops. Default: null, never."""
 
-    max_nonfinite_steps: Int = 10
+    max_nonfinite_steps: Count = 10
     """Optimizer steps in a row with a non-finite loss or gradient before the run stops. Default: 10."""
 
 

@@ -1,0 +1,54 @@
+"""Compiled decoder layers compute what the layers compute, and leave names alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.helpers.tiny import TINY_ARCHITECTURES, tiny_llama, tiny_model
+
+from lumen.core import log
+from lumen.models import compile as compiling
+
+
+@pytest.mark.parametrize("architecture", TINY_ARCHITECTURES)
+def test_decoder_layers_are_found(architecture: str) -> None:
+    layers = compiling.decoder_layers(tiny_model(architecture))
+    assert len(layers) == 2
+    assert all("Layer" in type(layer).__name__ or "Block" in type(layer).__name__ for layer in layers)
+
+
+def test_compiled_equals_eager_and_is_taken_back() -> None:
+    if compiling.missing_compiler("cpu"):
+        pytest.skip("no C++ compiler on this machine")
+    model = tiny_llama()
+    keys = list(model.state_dict())
+    ids = torch.arange(2 * 19).view(2, 19) % 300
+
+    def loss_and_gradients() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model.zero_grad()
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return loss.detach(), [p.grad.clone() for p in model.parameters()]
+
+    expected, expected_grads = loss_and_gradients()
+    undo = compiling.compile_layers(model, "on")
+    loss, grads = loss_and_gradients()
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    for found, wanted in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert list(model.state_dict()) == keys
+    assert all(layer._compiled_call_impl is not None for layer in model.model.layers)
+    undo()
+    assert all(layer._compiled_call_impl is None for layer in model.model.layers)
+
+
+def test_short_runs_and_missing_compilers_stay_eager_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama()
+    log.forget_notes()
+    compiling.compile_layers(model, "auto", steps=1)
+    monkeypatch.setattr(compiling, "missing_compiler", lambda device: "no C++ compiler")
+    compiling.compile_layers(model, "on")
+    compiling.compile_layers(model, "off")
+    assert all(layer._compiled_call_impl is None for layer in model.model.layers)
+    assert ["would not pay" in log.notes()[0], "no C++ compiler" in log.notes()[1]] == [True, True]
+    assert len(log.notes()) == 2
