@@ -21,6 +21,7 @@ tokenised in parts cut there, because in chat the prompt's tokens end at that pl
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -139,13 +140,21 @@ class ChatRenderer:
         spans, done = [], set()
         for i, (begin, end) in sorted(found.items()):
             end = self._stop(text, begin, end)
-            if i == last and not self._closed(text, begin, end):
-                # The template never ends a turn: without an end token the model would not learn to stop.
-                text, end = text[:end] + self.eos, end + len(self.eos)
+            if not self._closed(text, begin, end):
+                if i == last:
+                    # The template never ends a turn: without an end token the model would not learn to stop.
+                    text, end = text[:end] + self.eos, end + len(self.eos)
+                else:
+                    # What ends the turn is the token that opens the next one.
+                    end += self._special_at(text, end)
             if i in wanted:
                 done.add(i)
                 _check_nothing_lost(messages[i], text[begin:end])
             spans.append((begin, end, i in wanted))
+        for message in messages:
+            if message.role != "assistant" and not _shown(message.content.strip(), text):
+                fix = "choose a template that has this role, for example `template: chatml`"
+                raise RowError(f"the chat template does not show the text of a {message.role} turn", fix=fix)
         if tools and (lost := [t["function"]["name"] for t in tools if t["function"]["name"] not in text]):
             raise RowError(
                 f"the chat template does not show the tool {lost[0]!r}",
@@ -202,11 +211,14 @@ class ChatRenderer:
         text, found = texts[0], {}
         for i, (begin, end) in zip(turns, ranges, strict=True):
             # A block may leave out the token that ends the turn; the model has to learn it.
-            rest = text[end:]
             if not self._closed(text, begin, self._stop(text, begin, end)):
-                end += next((len(s) for s in self.specials if s and rest.startswith(s)), 0)
+                end += self._special_at(text, end)
             found[i] = (begin, end)
         return text, found
+
+    def _special_at(self, text: str, position: int) -> int:
+        """Length of the special token that stands at a place, or 0."""
+        return next((len(s) for s in self.specials if text.startswith(s, position)), 0)
 
     def _closed(self, text: str, begin: int, end: int) -> bool:
         return any(text.endswith(s, begin, end) for s in self.specials)
@@ -224,6 +236,11 @@ def special_tokens(tokenizer: Any) -> tuple[str, ...]:
         if getattr(token, "special", False):
             texts.add(str(token.content))
     return tuple(sorted((t for t in texts if t), key=lambda t: (-len(t), t)))
+
+
+def _shown(part: str, text: str) -> bool:
+    """Whether a turn's text is in a rendering, as it is or as a JSON string (Mistral's tool results)."""
+    return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text
 
 
 def _check_nothing_lost(message: Message, shown: str) -> None:
