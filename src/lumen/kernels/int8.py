@@ -19,8 +19,8 @@ from lumen.formats.scales import absmax_scale
 from lumen.kernels.reference import int8 as reference
 from lumen.kernels.registry import Kernel, record, register, select, target_of
 
-_EPILOGUE_ROWS = 256
-"""Rows of one block of the eager product: its int32 sums stay in the cache until they are scaled."""
+_BLOCK = 1 << 21
+"""Sums per block of the eager product: bounds the int32 and fp32 temporaries to 16 MB (8192 × 11008 would take 720)."""
 
 
 def quantize_int8(x: torch.Tensor, dim: int | None, rule: str = "absmax") -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +35,7 @@ def quantize_int8(x: torch.Tensor, dim: int | None, rule: str = "absmax") -> tup
     else:
         amax = x.abs().amax() if dim is None else x.abs().amax(dim=dim, keepdim=True)
     scale = absmax_scale(amax.float(), MAX["int8"], rule=rule)
-    return torch.div(x, scale).round_().to(torch.int8), scale
+    return x.to(torch.float32, copy=True).div_(scale).round_().to(torch.int8), scale
 
 
 def _scale_shape(x: torch.Tensor, dim: int | None) -> list[int]:
@@ -53,12 +53,13 @@ def int8_matmul(
 
     Either operand may be a transposed view.
     """
-    if torch.compiler.is_compiling() or a.shape[0] <= _EPILOGUE_ROWS or a.device.type != "cpu":
+    if torch.compiler.is_compiling() or a.shape[0] * b.shape[1] <= _BLOCK:
         sums = int8_mm(a, b) * a_scale
-        return (sums if b_scale is None else sums * b_scale).to(dtype)
+        return (sums if b_scale is None else sums.mul_(b_scale)).to(dtype)
     out = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
-    for start in range(0, a.shape[0], _EPILOGUE_ROWS):
-        rows = slice(start, start + _EPILOGUE_ROWS)
+    step = max(256, _BLOCK // b.shape[1])
+    for start in range(0, a.shape[0], step):
+        rows = slice(start, start + step)
         sums = int8_mm(a[rows], b) * (a_scale[rows] if a_scale.ndim else a_scale)
         out[rows] = sums if b_scale is None else sums.mul_(b_scale)
     return out

@@ -50,6 +50,7 @@ class Kernel:
 
 
 _KERNELS: list[Kernel] = []
+_chosen: dict[tuple[str, str, str], Kernel] = {}
 
 
 def register(kernel: Kernel) -> Kernel:
@@ -57,6 +58,7 @@ def register(kernel: Kernel) -> Kernel:
     key = (kernel.op, kernel.backend, kernel.targets)
     assert key not in {(k.op, k.backend, k.targets) for k in _KERNELS}, key
     _KERNELS.append(kernel)
+    _chosen.clear()
     return kernel
 
 
@@ -67,9 +69,12 @@ def table() -> list[Kernel]:
 
 def select(op: str, target: str, fmt: str) -> Kernel:
     """The best kernel for an operation on a target.  Raises QuantError that lists what exists."""
+    if (op, target, fmt) in _chosen:
+        return _chosen[op, target, fmt]
     fitting = [k for k in table() if k.op == op and k.fits(target, fmt)]
     for kernel in fitting:
         if not kernel.missing():
+            _chosen[op, target, fmt] = kernel
             return kernel
     known = [f"{k.backend} ({', '.join(k.targets)}; {', '.join(k.formats)})" for k in table() if k.op == op]
     reasons = [f"{k.backend}: {k.missing()}" for k in fitting]

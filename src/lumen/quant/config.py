@@ -70,8 +70,8 @@ class QuantSection(Config):
         if self.gemms is not None:  # a restriction holds for the recipe's roles too
             for operand in ("weight", "input", "grad_output"):
                 for gemm in GEMMS:
-                    own_spec = own.get(operand, base.spec("*", operand, gemm))
-                    builder.add({operand: own_spec if gemm in self.gemms else None}, gemms=[gemm])
+                    spec = own.get(operand, base.spec("*", operand, gemm)) if gemm in self.gemms else None
+                    builder.add({operand: spec}, gemms=[gemm])
             own = {role: spec for role, spec in own.items() if role == "saved_input"}
         builder.add(own)
         builder.rules += base.rules

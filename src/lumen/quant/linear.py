@@ -89,7 +89,8 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (dy,) = grads
         plan: LayerPlan = ctx.plan
-        saved, rest = ctx.saved_tensors[: ctx.num_saved], ctx.saved_tensors[ctx.num_saved :]
+        kept = ctx.saved_tensors  # read once: checkpointing recomputes at each reading
+        saved, rest = kept[: ctx.num_saved], kept[ctx.num_saved :]
         own_codes = len(rest) > 1
         dx = dw = None
         if ctx.needs_input_grad[0]:

@@ -115,7 +115,7 @@ class PolicyBuilder:
         gemms: Iterable[str] = GEMMS,
         required: bool = False,
     ) -> PolicyBuilder:
-        """specs: role → text, QuantSpec, or none/None.  Operands get their spec in `gemms` and none in the others."""
+        """specs: role → text, QuantSpec, or none/None.  For operands the rule speaks about `gemms` only."""
         gemms = tuple(gemms)
         for gemm in gemms:
             if gemm not in GEMMS:
@@ -123,7 +123,7 @@ class PolicyBuilder:
         for role, text in specs.items():
             spec = parse_spec(text, role)
             if role in OPERANDS and set(gemms) != set(GEMMS):
-                self.rules += [Rule(match, role, g, spec if g in gemms else None, required) for g in GEMMS]
+                self.rules += [Rule(match, role, gemm, spec, required) for gemm in gemms]
             else:
                 self.rules.append(Rule(match, role, "*", spec, required))
         return self
