@@ -91,7 +91,7 @@ def _table(
     spec: DatasetSpec, config: DataConfig, tokenizer: Any, printed: str, stage: str
 ) -> tuple[Table, DatasetReport]:
     directory = cache.cache_root(config) / cache.cache_key(spec, config, printed, stage)
-    found = None if config.overwrite_cache else cache.load(directory)
+    found = None if config.overwrite_cache else cache.load(directory, config)
     if found is not None:
         return found
     table, part = tokenize(spec, config, tokenizer, stage)

@@ -65,14 +65,17 @@ def cache_key(spec: DatasetSpec, config: DataConfig, tokenizer_print: str, stage
             "config": {
                 name: getattr(config, name)
                 for name in ("cutoff_len", "max_samples", "train_on_prompt", "mask_history", "enable_thinking",
-                             "default_system", "encoding", "on_bad_rows")
+                             "default_system", "encoding")
             },
         }
     )  # fmt: skip
 
 
-def load(directory: Path) -> tuple[Table, DatasetReport] | None:
-    """A cached dataset, or None where there is none or it is damaged (which is said)."""
+def load(directory: Path, config: DataConfig) -> tuple[Table, DatasetReport] | None:
+    """A cached dataset, or None where there is none or it is damaged (which is said).
+
+    Bad rows that an earlier run skipped are bad rows still: with `on_bad_rows: raise` they are read again and raised.
+    """
     if not (directory / "report.json").is_file():
         return None
     try:
@@ -82,7 +85,7 @@ def load(directory: Path) -> tuple[Table, DatasetReport] | None:
         note(f"the data cache {directory.name} is damaged and made again ({error})")
         return None
     report.cached = True
-    return table, report
+    return None if report.rejected and config.on_bad_rows == "raise" else (table, report)
 
 
 def store(directory: Path, table: Table, report: DatasetReport) -> None:
