@@ -52,7 +52,10 @@ class TrainState:
     best_metric: float | None = None
     best_step: int | None = None
     evals_without_improvement: int = 0
-    last_saved_loss: float | None = None
+    total_loss: float = 0.0
+    total_loss_steps: int = 0
+    window: dict[str, Any] = field(default_factory=dict)
+    """Sums of the training record that was being collected."""
     positions: dict[str, Any] = field(default_factory=dict)
     """Config keys that fix the meaning of the loader's position."""
     config: dict[str, Any] = field(default_factory=dict)

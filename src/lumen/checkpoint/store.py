@@ -25,7 +25,7 @@ from lumen.core.log import warn
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
-_LEFTOVER = re.compile(r"^checkpoint-\d+\.(tmp|old)-\d+$")
+_LEFTOVER = re.compile(r"^checkpoint-\d+\.(tmp|old)-\d+(\..*)?$")
 
 
 class Store:
