@@ -52,6 +52,7 @@ class TrainState:
     best_metric: float | None = None
     best_step: int | None = None
     evals_without_improvement: int = 0
+    last_eval_step: int = -1
     total_loss: float = 0.0
     total_loss_steps: int = 0
     window: dict[str, Any] = field(default_factory=dict)

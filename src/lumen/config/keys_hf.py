@@ -36,7 +36,6 @@ ROWS: list[Key] = [
     *refuse(HF, "AdamW's settings have their own keys: adam_beta1, adam_beta2, adam_epsilon, weight_decay",
             optim_args=None),
     *refuse(HF, "it belongs to optimizers that are not built", optim_target_modules=None),
-    *refuse(HF, "schedules take warm-up and length only", lr_scheduler_kwargs=None),
     # ---- precision, kernels, memory ---------------------------------------------------------------------------------
     *noop(HF, "evaluation runs in the training dtype", bf16_full_eval=False, fp16_full_eval=False),
     *noop(HF, "fp32 matrix products follow torch's own setting", tf32=None),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from lumen.core import Config, Float
 
 
 class OptimConfig(Config):
     """AdamW and its settings (HF names and defaults)."""
 
-    optim: Literal["adamw_torch", "adamw_torch_fused", "adamw"] = "adamw_torch"
-    """All three names are our one AdamW. Default: adamw_torch."""
+    optim: str = "adamw_torch"
+    """adamw_torch (also adamw, adamw_torch_fused, adamw_hf: the same numbers) or sgd. Default: adamw_torch."""
 
     learning_rate: Float = 5e-5
     """Peak learning rate. Default: 5e-5."""

@@ -69,8 +69,15 @@ class TrainConfig(Config):
     gradient_accumulation_steps: Count = 1
     """Micro-batches of an optimizer step. Default: 1."""
 
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "polynomial", "constant",
+        "constant_with_warmup", "inverse_sqrt",
+    ] = "linear"  # fmt: skip
     """Shape of the learning rate after warm-up. Default: linear, to 0."""
+
+    lr_scheduler_kwargs: dict[str, Float] | None = None
+    """Settings of the schedule, by HF's names: num_cycles, power, lr_end, min_lr, min_lr_rate, timescale. Default:
+    none, the schedule's own."""
 
     warmup_ratio: Share = 0.0
     """Share of all steps in which the learning rate rises linearly. Default: 0."""

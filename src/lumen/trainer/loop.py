@@ -2,8 +2,8 @@
 
     resume → until the last step: step, record, evaluate, save → final evaluation → best weights
 
-What each part does lies in its own file: `step` (one optimizer step), `evaluate` (held-out loss), `saving` (checkpoints),
-`plan` (when), `best`, `guard`, `signals`.  Here is only their order.
+What each part does lies in its own file: `step` (one optimizer step), `evaluate` (held-out loss), `saving`
+(checkpoints), `plan` (when), `best`, `guard`, `signals`.  Here is only their order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lumen.trainer.step import Stepper, StepResult, end_of_epoch
 
 
 class Loop:
-    """One training: `Loop(run, store, resume).train()`; afterwards `state`, `reporter` and `last_eval` tell the rest."""
+    """One training: `Loop(run, store, resume).train()`; afterwards `state`, `reporter`, `last_eval` tell the rest."""
 
     def __init__(self, run: Run, store: Store, resume: Resume | None = None):
         config = run.config
@@ -58,10 +58,12 @@ class Loop:
     def train(self) -> StopFlag:
         """Train to the last step, or until a signal asks to stop; either way everything is saved."""
         run, state = self.run, self.state
-        bar = ProgressBar(self.total, start=state.step, enabled=self.config.show_progress, device=run.device)
+        hidden = self.config.disable_tqdm
+        shown = None if hidden is None else not hidden
+        bar = ProgressBar(self.total, start=state.step, enabled=shown, device=run.device)
         with stop_signals() as stop, bar:
             self.reporter.bar = bar
-            if self.config.eval_on_start and state.step == 0:
+            if self.owes_evaluation():
                 self.evaluate(stop)
             # Random state comes last, just before the first fetch: building and evaluating may have drawn numbers.
             if self.pending_random is not None:
@@ -143,12 +145,18 @@ class Loop:
         result = held_out_loss(self.run.model, batches, self.objective, self.run.device, stop=lambda: bool(stop))
         if result is None:
             return False
-        self.last_eval, self.last_eval_step = result, self.state.step
+        self.last_eval, self.state.last_eval_step = result, self.state.step
         metrics = result.metrics()
         self.reporter.write({"step": self.state.step, "epoch": round(self.state.epoch, 6), **metrics})
-        return self.best.update(metrics, self.state.step)
+        return self.state.step > 0 and self.best.update(metrics, self.state.step)
 
-    last_eval_step = -1
+    def owes_evaluation(self) -> bool:
+        """Before the first fetch: the evaluation on start, or one that a signal cut short before the resume."""
+        step = self.state.step
+        if step == 0:
+            return self.config.eval_on_start
+        due = self.cadence.evaluates(step, end_of_epoch(self.run.train_loader))
+        return due and self.state.last_eval_step != step
 
     @property
     def keeps_best(self) -> bool:
@@ -166,7 +174,7 @@ class Loop:
         started = time.perf_counter()
         if self.state.window and not stop:
             self.record()
-        if not stop and self.last_eval_step != self.state.step:
+        if not stop and self.state.last_eval_step != self.state.step:
             self.evaluate(stop)
         if self.config.save_strategy != "no" or stop:
             self.save()

@@ -45,7 +45,7 @@ def end_of_epoch(loader: Loader) -> bool:
 
 
 def fetch(loader: Loader, accumulation: int) -> list[Batch]:
-    """The micro-batches of one optimizer step; it does not reach into the next epoch, so an epoch's last may be shorter."""
+    """The micro-batches of one optimizer step; it ends with the epoch, so an epoch's last may be shorter."""
     batches = [loader.next_batch()]
     while len(batches) < accumulation and not end_of_epoch(loader):
         batches.append(loader.next_batch())
