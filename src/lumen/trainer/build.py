@@ -89,29 +89,35 @@ def build(config: RunConfig) -> Run:
     )
 
 
+def packs(config: RunConfig) -> bool:
+    """Whether rows share a sequence: `packing`, `neat_packing`, and by default for stage pt."""
+    if config.packing is not None:
+        return config.packing
+    return config.neat_packing or config.stage == "pt"
+
+
 def loaders(config: RunConfig, datasets: Any, tokenizer: Any) -> tuple[Loader, Loader | None]:
     """The training loader, and the held-out one where there are held-out rows."""
-    packing = config.packing if config.packing is not None else config.neat_packing or config.stage == "pt"
     common: dict[str, Any] = {"cutoff_len": config.cutoff_len, "pad_token_id": tokenizer.pad_token_id or 0}
     seed = config.seed if config.data_seed is None else config.data_seed
     train = Loader(
         datasets.train,
         config.per_device_train_batch_size,
         seed,
-        packing=packing,
+        packing=packs(config),
         shuffle=not config.disable_shuffling,
         **common,
     )
     if not datasets.eval:
         return train, None
     (held_out,) = datasets.eval.values()
-    held = Loader(held_out, config.per_device_eval_batch_size, seed, packing=packing, shuffle=False, **common)
+    held = Loader(held_out, config.per_device_eval_batch_size, seed, packing=packs(config), shuffle=False, **common)
     return train, held
 
 
 def batch_tokens(config: RunConfig, loader: Loader) -> int:
     """Tokens of the largest micro-batch to expect: rows times the longest row."""
-    longest = config.cutoff_len if loader.packing else int(loader.store.lengths.max())
+    longest = config.cutoff_len if packs(config) else int(loader.store.lengths.max())
     return config.per_device_train_batch_size * min(longest, config.cutoff_len)
 
 
