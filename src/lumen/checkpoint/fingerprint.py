@@ -19,7 +19,7 @@ from lumen.core.log import say
 POSITION_KEYS = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed", "dataset", "cutoff_len",
     "packing", "neat_packing", "max_samples", "val_size", "template", "train_on_prompt", "mask_history", "stage",
-    "mix_strategy", "interleave_probs", "disable_shuffling",
+    "mix_strategy", "interleave_probs", "disable_shuffling", "train_sampling_strategy", "dataloader_drop_last",
 )  # fmt: skip
 """Keys that decide which rows are at a position, in which order, cut how."""
 

@@ -16,12 +16,15 @@ from lumen.adapters.adapt import adapt
 from lumen.checkpoint import seed_everything
 from lumen.core.errors import ConfigError
 from lumen.data.build import build_datasets
-from lumen.data.loader import Loader
+from lumen.data.loader import Loader, is_packed, loader_for
 from lumen.memory.checkpointing import apply_checkpointing
+from lumen.models.compile import compile_layers
 from lumen.models.freeze import count_parameters
 from lumen.models.load import load_model
 from lumen.objectives.head import head_plan
+from lumen.objectives.linear_cross_entropy import CHUNK_BYTES
 from lumen.optim import make_optimizer, parameter_groups
+from lumen.planner import MemoryEstimate, ModelShape, estimate, run_shape
 from lumen.quant.api import quantize
 from lumen.trainer.config import RunConfig
 from lumen.trainer.plan import total_steps
@@ -54,8 +57,10 @@ def build(config: RunConfig) -> Run:
                 parameter.data = parameter.data.to(torch.bfloat16)
     head_plan(model)  # its numeric check runs before layers are compiled, for its own small shape
     train_loader, eval_loader = loaders(config, datasets, loaded.tokenizer)
-    facts["checkpointing"] = apply_checkpointing(model, config, tokens=batch_tokens(config, train_loader))
-    facts["compiled"] = compile_model(model, config, total_steps(config, train_loader))
+    facts["checkpointing"] = apply_checkpointing(
+        model, config, lambda: memory_of(config, loaded.model, train_loader, checkpointing=False).parts["activations"]
+    )
+    compile_layers(model, config.compile, steps=total_steps(config, train_loader))
     facts["parameters"] = count_parameters(model)
 
     groups = parameter_groups(
@@ -89,43 +94,37 @@ def build(config: RunConfig) -> Run:
     )
 
 
-def packs(config: RunConfig) -> bool:
-    """Whether rows share a sequence: `packing`, `neat_packing`, and by default for stage pt."""
-    if config.packing is not None:
-        return config.packing
-    return config.neat_packing or config.stage == "pt"
-
-
 def loaders(config: RunConfig, datasets: Any, tokenizer: Any) -> tuple[Loader, Loader | None]:
     """The training loader, and the held-out one where there are held-out rows."""
-    common: dict[str, Any] = {"cutoff_len": config.cutoff_len, "pad_token_id": tokenizer.pad_token_id or 0}
-    seed = config.seed if config.data_seed is None else config.data_seed
-    train = Loader(
-        datasets.train,
-        config.per_device_train_batch_size,
-        seed,
-        packing=packs(config),
-        shuffle=not config.disable_shuffling,
-        **common,
-    )
+    common: dict[str, Any] = {
+        "seed": config.seed if config.data_seed is None else config.data_seed,
+        "pad_token_id": tokenizer.pad_token_id,
+        "stage": config.stage,
+    }
+    train = loader_for(config, datasets.train, batch_size=config.per_device_train_batch_size, **common)
     if not datasets.eval:
         return train, None
     (held_out,) = datasets.eval.values()
-    held = Loader(held_out, config.per_device_eval_batch_size, seed, packing=packs(config), shuffle=False, **common)
-    return train, held
+    batch_size = config.per_device_eval_batch_size
+    return train, loader_for(config, held_out, batch_size=batch_size, train=False, **common)
 
 
-def batch_tokens(config: RunConfig, loader: Loader) -> int:
-    """Tokens of the largest micro-batch to expect: rows times the longest row."""
-    longest = config.cutoff_len if packs(config) else int(loader.store.lengths.max())
-    return config.per_device_train_batch_size * min(longest, config.cutoff_len)
+def longest_row(config: RunConfig, loader: Loader) -> int:
+    """Tokens of the longest row to expect."""
+    longest = int(loader.store.lengths.max())
+    return config.cutoff_len if is_packed(config, config.stage) else min(longest, config.cutoff_len)
 
 
-def compile_model(model: Any, config: RunConfig, steps: int) -> bool:
-    """Compile each decoder layer where that pays; returns whether it was done."""
-    try:
-        from lumen.models.compile import compile_layers
-    except ImportError:
-        return False
-    compile_layers(model, config.compile, steps=steps)
-    return config.compile != "off"
+def memory_of(config: RunConfig, model: Any, loader: Loader, *, checkpointing: bool) -> MemoryEstimate:
+    """The planner's estimate for what this run really does: its longest row, its trainable parameters, its dtypes."""
+    low = compute_dtype(config) != torch.float32 and config.finetuning_type != "lora" and not config.pure_bf16
+    shape = run_shape(
+        config,
+        tokens=longest_row(config, loader),
+        trainable=count_parameters(model).trainable,
+        checkpointing=checkpointing,
+        compute_copy=low,  # a 16-bit weight and its fp32 master
+        **({"gradient_bytes": 2.0} if low else {}),
+        logit_bytes=CHUNK_BYTES,
+    )
+    return estimate(ModelShape.of(model.config), shape)

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from lumen.adapters.config import AdapterConfig
-from lumen.core import Config, Count, Int, NonNegative, Positive, Share
+from lumen.core import Config, Count, Float, Int, NonNegative, Positive, Share
 from lumen.data.config import DataConfig
 from lumen.generate.config import GenerateConfig
 from lumen.memory.config import MemoryConfig

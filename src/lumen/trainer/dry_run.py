@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lumen.monitor.memory import readable_bytes
 from lumen.objectives import objective
-from lumen.trainer.build import batch_tokens, build
+from lumen.trainer.build import build, longest_row, memory_of
 from lumen.trainer.config import RunConfig
 from lumen.trainer.plan import steps_of_epoch, total_steps
 from lumen.trainer.schedule import make_schedule, warmup_steps
@@ -24,7 +23,7 @@ def dry_run(config: RunConfig) -> list[str]:
     accumulation = config.gradient_accumulation_steps
     lengths = loader.store.lengths
     rows = config.per_device_train_batch_size * accumulation
-    most = batch_tokens(config, loader) * accumulation
+    most = longest_row(config, loader) * rows
     held = run.eval_loader
     checkpointing = run.facts["checkpointing"]
     lines = [
@@ -45,27 +44,9 @@ def dry_run(config: RunConfig) -> list[str]:
             f"{config.lr_scheduler_type} from {config.learning_rate:g}"
         ),
         f"checkpointing  {'on' if checkpointing.on else 'off'}: {checkpointing.why}",
-        f"memory         {memory_line(run)}",
         f"output         {config.output_dir}",
     ]
+    lines += ["", "memory, estimated", *memory_of(config, run.model, loader, checkpointing=checkpointing.on).table()]
     if "quant" in run.facts:
         lines += ["", str(run.facts["quant"])]
     return [*lines, "", *data.lines(), "", "dry run: nothing was trained"]
-
-
-def memory_line(run: object) -> str:
-    """The estimate in words."""
-    from lumen.trainer.run import Run
-
-    assert isinstance(run, Run)
-    weights = sum(p.numel() * p.element_size() for p in run.model.parameters())
-    trainable = [p for p in run.model.parameters() if p.requires_grad]
-    states = sum(p.numel() * (8 if p.element_size() == 4 else 12) for p in trainable)
-    grads = sum(p.numel() * p.element_size() for p in trainable)
-    chosen = run.facts["checkpointing"]
-    activations = 0 if chosen.on else chosen.activation_bytes
-    total = weights + states + grads + activations
-    return (
-        f"about {readable_bytes(total)}: weights {readable_bytes(weights)}, optimizer {readable_bytes(states)}, "
-        f"gradients {readable_bytes(grads)}, activations {readable_bytes(activations)}"
-    )
