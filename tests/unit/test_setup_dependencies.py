@@ -82,7 +82,7 @@ def test_every_dependency_is_pinned_in_the_lock() -> None:
 
 def test_every_direct_dependency_has_its_licence_recorded() -> None:
     page = (ROOT / "THIRD_PARTY.md").read_text().lower()
-    asked = [*PROJECT["dependencies"], *sum(PROJECT["optional-dependencies"].values(), [])]
+    asked = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
     for line in asked:
         name = re.match(r"[A-Za-z0-9._-]+", line)[0].lower()  # type: ignore[index]
         assert f"| {name} |" in page, f"{name} is missing in THIRD_PARTY.md"
