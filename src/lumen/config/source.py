@@ -17,6 +17,8 @@ import yaml
 from lumen.core import ConfigError
 
 MAX_NODES = 100_000
+_DEEP = re.compile(r"(?:[\[{]\s*){64}")
+"""Brackets in brackets that no configuration needs; PyYAML takes seconds over thousands of them."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -79,6 +81,9 @@ def read_file(path: str | Path) -> Source:
 
 def parse(text: str, name: str) -> Source:
     """Parse YAML text whose top is a mapping; `name` stands in error messages."""
+    if (deep := _DEEP.search(text)) is not None:
+        line = text.count("\n", 0, deep.start()) + 1
+        raise ConfigError("this YAML is nested too deeply", where=f"{name}:{line}")
     loader = None
     try:
         loader = _Loader(text)
