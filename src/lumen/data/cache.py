@@ -93,7 +93,7 @@ def store(directory: Path, table: Table, report: DatasetReport) -> None:
     try:
         with atomic_directory(directory) as temporary:
             table.save(temporary)
-            (temporary / "report.json").write_text(json.dumps(report.to_dict(), ensure_ascii=False), "utf-8")
+            (temporary / "report.json").write_text(json.dumps(report.to_dict(), default=str), "utf-8")
     except OSError as error:
         if not (directory / "report.json").is_file():  # else another run has committed the same entry
             note(f"the data cache cannot be written ({error}); the rows are tokenised again next time")

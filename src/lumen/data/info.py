@@ -65,13 +65,13 @@ class DatasetSpec:
         """This spec with the format that `row` has, where none was given."""
         if self.formatting:
             return self
-        return replace(self, **detect(row, self.name))
+        return replace(self, **detect(row))
 
 
-def detect(row: Any, where: str) -> dict[str, Any]:
+def detect(row: Any) -> dict[str, Any]:
     """Format, columns and tags of a row of an undeclared file.  Raises DataError with what would be understood."""
     if not isinstance(row, dict):
-        raise DataError(f"expected rows to be objects, the first is {kind(row)}", where=where)
+        raise DataError(f"expected an object, got {kind(row)}")
     keys = set(row)
     for column in ("messages", "conversations", "conversation"):
         if column in keys:
@@ -82,7 +82,7 @@ def detect(row: Any, where: str) -> dict[str, Any]:
             columns = {**SHAREGPT_COLUMNS, "messages": column}
             return {
                 "formatting": "openai" if openai else "sharegpt",
-                "columns": _preference(columns, keys),
+                "columns": _with_others(columns, keys),
                 "tags": dict(tags),
                 "ranking": "chosen" in keys and "rejected" in keys,
             }
@@ -98,18 +98,18 @@ def detect(row: Any, where: str) -> dict[str, Any]:
             columns = dict(ALPACA_COLUMNS)
     if columns:
         ranking = "chosen" in keys and "rejected" in keys
-        return {"formatting": "alpaca", "columns": _preference(columns, keys), "ranking": ranking}
+        return {"formatting": "alpaca", "columns": _with_others(columns, keys), "ranking": ranking}
     if "text" in keys:
         return {"formatting": "text", "columns": {"prompt": "text"}}
     raise DataError(
         f"the row format is not recognised: columns {', '.join(map(repr, sorted(map(str, keys))[:12])) or '(none)'}",
-        where=where,
         fix="use instruction/input/output, conversations, messages or text; or map your columns in dataset_info.json",
     )
 
 
-def _preference(columns: dict[str, str], keys: set[str]) -> dict[str, str]:
-    return {**columns, **{name: name for name in ("chosen", "rejected", "kto_tag") if name in keys}}
+def _with_others(columns: dict[str, str], keys: set[str]) -> dict[str, str]:
+    others = ("chosen", "rejected", "kto_tag", "images", "videos", "audios")
+    return {**columns, **{name: name for name in others if name in keys}}
 
 
 def kind(value: Any) -> str:

@@ -41,12 +41,12 @@ class Row:
 
 @dataclass
 class BadRow:
-    """A row that could not be read, with the reason and as much of its text as helps."""
+    """A row that could not be read, with the reason and what it held (text where it is not even JSON)."""
 
     number: int
     line: int | None
     reason: str
-    text: str = ""
+    held: Any = ""
     fix: str = ""
 
 

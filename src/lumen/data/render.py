@@ -273,7 +273,7 @@ def encode_texts(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
 
 
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    return list(tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"])
+    return list(tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"])
 
 
 def _one_bos(tokenizer: Any, ids: np.ndarray) -> np.ndarray:
@@ -306,7 +306,7 @@ def encode_plain(tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
     """Ids of pretraining texts, int32: begin token where this tokenizer writes one, the text, the end token."""
     eos = tokenizer.eos_token_id
     results = []
-    for ids in tokenizer(list(texts), return_attention_mask=False)["input_ids"] if texts else []:
+    for ids in tokenizer(list(texts), return_attention_mask=False, verbose=False)["input_ids"] if texts else []:
         tokens = np.asarray(ids, np.int32)
         if eos is not None and (not len(tokens) or tokens[-1] != eos):
             tokens = np.append(tokens, np.int32(eos))
@@ -325,6 +325,7 @@ def encode_renderings(tokenizer: Any, renderings: Sequence[Rendering]) -> list[t
         add_special_tokens=False,
         return_offsets_mapping=True,
         return_attention_mask=False,
+        verbose=False,  # its warning about model_max_length is not true of what is cut afterwards
     )
     results = []
     for rendering, ids, offsets in zip(renderings, encoded["input_ids"], encoded["offset_mapping"], strict=True):

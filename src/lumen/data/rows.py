@@ -21,7 +21,7 @@ def to_conversation(row: Any, spec: DatasetSpec) -> Conversation:
     if not isinstance(row, dict):
         raise RowError(f"expected an object, got {kind(row)}")
     for media in ("images", "videos", "audios"):
-        if row.get(spec.columns.get(media, "")):
+        if media in spec.columns and row.get(spec.columns[media]):
             raise RowError("only text can be trained on", field=spec.columns[media])
     if spec.formatting == "alpaca":
         conversation = _alpaca(row, spec)
@@ -327,5 +327,10 @@ def without_reasoning(messages: list[Message]) -> list[Message]:
 
 
 def dump_row(value: Any) -> str:
-    """A row for the reject file, on one line."""
-    return json.dumps(value, ensure_ascii=False, default=str)
+    """A row for the reject file, on one line; escaped where it holds what no encoding has."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(value, default=str)
+    return text

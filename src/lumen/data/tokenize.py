@@ -50,8 +50,16 @@ class Source:
                     return
                 count += 1
                 if isinstance(row, Row) and not self.spec.formatting:
-                    self.spec = self.spec.told_by(row.value)
+                    row = self._recognise(file, row)
                 yield file, row
+
+    def _recognise(self, file: int, row: Row) -> Row | BadRow:
+        """Tell the row format by this row; a row that tells nothing is a bad one."""
+        try:
+            self.spec = self.spec.told_by(row.value)
+        except DataError as error:
+            return BadRow(row.number, row.line, error.what, row.value, error.fix)
+        return row
 
     def chunks(self) -> Iterator[list[tuple[int, Row | BadRow]]]:
         """The rows, CHUNK at a time."""
@@ -111,7 +119,7 @@ def _chunk(
     for file, row in rows:
         place = source.place(file, row)
         if isinstance(row, BadRow):
-            _bad(report, config, place, row.number, row.reason, row.text, row.fix)
+            _bad(report, config, place, row.number, row.reason, row.held, row.fix)
             continue
         try:
             if renderer is None:

@@ -112,7 +112,7 @@ def _texts(rendering: Rendering, tokenizer: Any, first: int) -> list[tuple[int, 
     """Token ranges (begin, end, kind) of the messages' own text before token `first`."""
     if not getattr(tokenizer, "is_fast", False):
         return [(first // 4, max(first // 4, first - first // 4), _PROMPT)]
-    encoded = tokenizer(rendering.text, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenizer(rendering.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)
     found, position = [], 0
     limit = next((begin for begin, _, wanted in rendering.spans if wanted), 0)
