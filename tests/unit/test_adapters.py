@@ -350,3 +350,30 @@ def test_pad_less_tokenizer_saves_its_pad_with_the_adapter(tmp_path: Path) -> No
     again = load(folder)
     load_adapter(again, str(tmp_path / "a"))
     assert again.tokenizer.pad_token == "<|pad|>"
+
+
+@pytest.mark.parametrize("recipe", ["int8-weight-only", "int8"])
+def test_on_a_quantised_base_lora_trains_counts_and_merges_into_what_it_computed_with(
+    tmp_path: Path, recipe: str
+) -> None:
+    from lumen.quant.api import dequantize, quantize
+    from lumen.quant.linear import QuantLinear
+
+    loaded = load(base(tmp_path))
+    quantize(loaded.model, recipe, frozen=True)
+    model = adapt(loaded, settings())
+    assert count_parameters(model).total == 39072 + count_parameters(model).trainable
+    train(model)
+    plain = load(tmp_path / "base").model
+    quantize(plain, recipe, frozen=True)
+    dequantize(plain)
+    save_adapter(model, tmp_path / "a")
+    want = logits(PeftModel.from_pretrained(plain, str(tmp_path / "a")).eval())
+    merged, report = merge_in_place(model)
+    report.check()
+    assert not any(isinstance(m, QuantLinear) for m in merged.modules())
+    torch.testing.assert_close(logits(merged), want, atol=1e-5, rtol=0)
+    with pytest.raises(ConfigError, match="stored as codes"):
+        again = load(tmp_path / "base")
+        quantize(again.model, recipe, frozen=True)
+        adapt(again, settings(init_lora_weights="pissa"))

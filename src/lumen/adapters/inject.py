@@ -31,6 +31,7 @@ from lumen.models.layers import (
     matches,
     resolve_modules,
     resolve_targets,
+    stores_codes,
 )
 
 ADAPTER = "default"
@@ -162,7 +163,7 @@ def inject(
     settings = lora_config(model, config, vocabulary_modules=vocabulary_modules)
     changes_base = str(settings.init_lora_weights).startswith(_CHANGES_BASE)
     targeted = [m for n, m in model.named_modules() if any(matches(n, t) for t in settings.target_modules)]
-    if changes_base and any(is_linear(m) and "weight" not in m._parameters for m in targeted):
+    if changes_base and any(is_linear(m) and stores_codes(m) for m in targeted):
         raise ConfigError(
             f"init_lora_weights: {settings.init_lora_weights} changes the base weights, which are stored as codes",
             where="init_lora_weights, quant",

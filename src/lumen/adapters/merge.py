@@ -19,6 +19,7 @@ from torch import nn
 
 from lumen.core import ModelError
 from lumen.models.layers import is_tied
+from lumen.quant.linear import QuantLinear
 
 
 @dataclass
@@ -87,9 +88,8 @@ def merge_in_place(model: Any) -> tuple[Any, MergeReport]:
 
 def _merge_layer(name: str, layer: Any, report: MergeReport) -> None:
     base = layer.get_base_layer()
-    if not isinstance(getattr(base, "_parameters", {}).get("weight"), nn.Parameter):
-        base = _dequantized(base)
-        layer.base_layer = base
+    if isinstance(base, QuantLinear):
+        base = layer.base_layer = base.to_linear()
     before = base.weight.data
     base.weight.data = before.float().clone()
     layer.merge(safe_merge=False)
@@ -104,16 +104,6 @@ def _merge_layer(name: str, layer: Any, report: MergeReport) -> None:
         report.unchanged.append(name)
     elif torch.equal(base.weight.data, before):
         report.rounded.append(name)
-
-
-def _dequantized(layer: Any) -> Any:
-    """A plain linear layer with the weight that a layer of codes computes with (fp32 until the merge is done)."""
-    weight = layer.weight.detach()
-    plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-    plain.weight = nn.Parameter(weight.clone(), requires_grad=False)
-    if layer.bias is not None:
-        plain.bias = nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
-    return plain
 
 
 def _untie_adapted(model: Any) -> None:

@@ -93,8 +93,7 @@ _ROWS: list[Key] = [
     *refuse(LF, "the template decides how tools are written; choose `template`", tool_format=None),
     *refuse(LF, "reasoning of earlier turns follows the template", preserve_thinking=False),
     # ---- LLaMA-Factory: fine-tuning ---------------------------------------------------------------------------------
-    *refuse(LF, "writing PiSSA as a plain LoRA difference is not built; the adapter loads in PEFT as it is",
-            pissa_convert=False),
+    *noop(LF, "a PiSSA adapter is always saved as the plain LoRA of the unchanged base", pissa_convert=False),
     *refuse(LF, "orthogonal fine-tuning (OFT) is not built; use finetuning_type: lora",
             module_dropout=0.0, oft_rank=0, oft_block_size=32, oft_target="all"),
     *refuse(LF, "block expansion (LLaMA Pro) is not built; use finetuning_type: freeze", use_llama_pro=False),

@@ -26,5 +26,8 @@ class GenerateConfig(Config):
     repetition_penalty: Float = 1.0
     """Above 1: tokens that occurred are less likely. Default: 1."""
 
+    stop_strings: list[str] | None = None
+    """Texts that end the answer; they are not part of it. Default: none."""
+
     skip_special_tokens: bool = True
     """Leave special tokens out of the text. Default: true."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from lumen.core import ModelError
 from lumen.models.config import ModelConfig
-from lumen.models.layers import decoder_layers, matches, unknown_module
+from lumen.models.layers import decoder_layers, matches, stores_codes, unknown_module
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def count_parameters(model: nn.Module) -> ParameterCount:
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total, inside = 0, set()
     for module in model.modules():
-        if isinstance(module, nn.Linear) and "weight" not in module._parameters:
+        if isinstance(module, nn.Linear) and stores_codes(module):
             total += module.in_features * module.out_features
             inside |= {id(p) for name, p in module._parameters.items() if p is not None and name != "bias"}
     return ParameterCount(trainable, total + sum(p.numel() for p in model.parameters() if id(p) not in inside))

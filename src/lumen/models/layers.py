@@ -70,6 +70,12 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
+def stores_codes(module: nn.Module) -> bool:
+    """Whether a linear layer's weight is frozen codes (a QuantLinear), not a floating-point parameter."""
+    weight = module._parameters.get("weight")
+    return is_linear(module) and (weight is None or not weight.is_floating_point())
+
+
 def is_router(name: str, module: nn.Module, experts: int | None) -> bool:
     """A mixture-of-experts router: by its usual names, or one output per expert."""
     leaf = name.rpartition(".")[2]

@@ -10,6 +10,7 @@ stay tied, new tokens with sensible rows, the attention implementation, no remot
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from lumen.core import ModelError, note
 from lumen.models.config import ModelConfig
 from lumen.models.device import attention_implementation, choose_device
+from lumen.models.gguf import quick_gguf
 from lumen.models.source import Source, hub_arguments, raw_config, resolve_source
 from lumen.models.tokenizer import add_tokens, end_token_ids, ensure_pad, load_tokenizer, vocabulary_modules
 
@@ -65,8 +67,9 @@ def load_model(
     source = resolve_source(config)
     target = choose_device(device) if isinstance(device, str) else device
     _check_code(source, config)
-    tokenizer = load_tokenizer(source, config)
-    model = _load_weights(source, config, dtype, target)
+    with quick_gguf() if source.gguf_file else nullcontext():
+        tokenizer = load_tokenizer(source, config)
+        model = _load_weights(source, config, dtype, target)
     _forget_quantization(model)
     new_tokens = add_tokens(model, tokenizer, config)
     ensure_pad(model, tokenizer)
