@@ -28,7 +28,7 @@ def quick_gguf() -> Iterator[None]:
     reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
     parsed: dict[tuple[str, int, int], Any] = {}
 
-    class PlainReader(reader):
+    class PlainReader(reader):  # type: ignore[valid-type, misc]
         """Slices of a memory map are memory maps, slow to make; metadata is read through a plain view of it."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
