@@ -107,7 +107,7 @@ def _hold_out(tables: list[Table], val_size: float, seed: int) -> tuple[list[np.
     rows = []
     for n, table in enumerate(tables):
         changes = np.ones(len(table), bool)
-        changes[1:] = (np.diff(table.files) != 0) | (np.diff(table.places) != 0)
+        changes[1:] = (np.diff(table.files) != 0) | (np.diff(table.rows) != 0)
         rows.append(np.stack([np.full(len(table), n, np.int64), np.cumsum(changes) - 1], 1))
     groups, group_of = np.unique(np.concatenate(rows), axis=0, return_inverse=True)
     total = len(groups)

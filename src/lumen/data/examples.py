@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lumen.core import DataError
+from lumen.data.readers import place
 
 IGNORE = -100
 """The label of a token that is not learned."""
@@ -38,39 +39,47 @@ class Example:
 
 @dataclass
 class Table:
-    """The examples of one dataset: `ids` int32 [N], `learned` uint8 [N], `offsets` int64 [examples + 1]."""
+    """The examples of one dataset.
+
+    ids:     int32 [N], all tokens end to end.       learned: uint8 [N], 1 where a token is learned.
+    offsets: int64 [examples + 1], where each begins.
+    files, lines, rows: int32, int64, int64 [examples]: number of the file, line (0: it has none), row.
+    meta:    `files`, the names, and `fingerprint`.
+    """
 
     ids: np.ndarray
     learned: np.ndarray
     offsets: np.ndarray
     files: np.ndarray
-    places: np.ndarray
+    lines: np.ndarray
+    rows: np.ndarray
     meta: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_examples(
-        cls, items: Iterable[tuple[np.ndarray, np.ndarray, int, int]], meta: dict[str, Any] | None = None
+        cls, items: Iterable[tuple[np.ndarray, np.ndarray, int, int, int]], meta: dict[str, Any] | None = None
     ) -> Table:
-        """Gather (ids, learned, file number, line or row) into arrays."""
-        ids, learned, offsets, files, places = [], [], [0], [], []
-        for tokens, mask, file, place in items:
+        """Gather (ids, learned, file number, line or 0, row) into arrays."""
+        ids, learned, offsets, places = [], [], [0], []
+        for tokens, mask, *where in items:
             ids.append(np.asarray(tokens, np.int32))
             mask = np.asarray(mask, np.uint8).copy()
             mask[:1] = 0
             learned.append(mask)
             offsets.append(offsets[-1] + len(tokens))
-            files.append(file)
-            places.append(place)
+            places.append(where)
+        where_from = np.asarray(places, np.int64).reshape(-1, 3)
         return cls(
             ids=np.concatenate(ids) if ids else np.zeros(0, np.int32),
             learned=np.concatenate(learned) if learned else np.zeros(0, np.uint8),
             offsets=np.asarray(offsets, np.int64),
-            files=np.asarray(files, np.int32),
-            places=np.asarray(places, np.int64),
+            files=where_from[:, 0].astype(np.int32),
+            lines=where_from[:, 1].copy(),
+            rows=where_from[:, 2].copy(),
             meta=meta or {},
         )
 
-    ARRAYS = ("ids", "learned", "offsets", "files", "places")
+    ARRAYS = ("ids", "learned", "offsets", "files", "lines", "rows")
 
     def save(self, directory: Path) -> None:
         """Write the arrays and `meta.json` into an existing directory."""
@@ -104,10 +113,9 @@ class Table:
         return str(self.meta["fingerprint"])
 
     def source(self, index: int) -> str:
-        """`file:line` or `file, row n` of an example."""
-        name, kind = self.meta.get("files", [["", "row"]])[int(self.files[index])]
-        place = int(self.places[index])
-        return f"{name}:{place}" if kind == "line" else f"{name}, row {place}"
+        """Where an example comes from: `file:line`, or `file, row n`."""
+        name = self.meta["files"][int(self.files[index])]
+        return place(name, int(self.lines[index]), int(self.rows[index]))
 
 
 class ExampleStore(Sequence[Example]):
@@ -141,8 +149,8 @@ class ExampleStore(Sequence[Example]):
             if (labels[learned] != ids[learned]).any():
                 raise DataError("labels must be the token's own id or -100 (they are not shifted)", where=f"{number}")
             file = files.setdefault(example.source or "memory", len(files))
-            items.append((ids, learned, file, number))
-        return cls([Table.from_examples(items, {"files": [[name, "row"] for name in files]})])
+            items.append((ids, learned, file, 0, number))
+        return cls([Table.from_examples(items, {"files": list(files)})])
 
     def __len__(self) -> int:
         return len(self.picks)

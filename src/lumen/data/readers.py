@@ -50,6 +50,14 @@ class BadRow:
     fix: str = ""
 
 
+def place(path: str | Path, line: int | None, number: int) -> str:
+    """Where a row is: `file:line`, with its number where several rows may share a line, or `file, row n`."""
+    if line is None or line == 0:
+        return f"{path}, row {number}"
+    own_line = str(path).lower().endswith((".jsonl", ".txt"))
+    return f"{path}:{line}" if own_line else f"{path}:{line} (row {number})"
+
+
 def read_rows(path: Path, encoding: str = "utf-8") -> Iterator[Row | BadRow]:
     """Rows of one file in order.  Raises DataError for what spoils the whole file."""
     path = Path(path)

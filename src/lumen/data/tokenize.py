@@ -17,13 +17,13 @@ from lumen.data.config import DataConfig
 from lumen.data.conversation import NothingToLearn, RowError
 from lumen.data.examples import Table
 from lumen.data.info import DatasetSpec
-from lumen.data.readers import BadRow, Row, read_rows
+from lumen.data.readers import BadRow, Row, place, read_rows
 from lumen.data.render import ChatRenderer, Rendering, encode_plain, encode_renderings
 from lumen.data.report import DatasetReport, Rejected
 from lumen.data.rows import text_of, to_conversation
 from lumen.data.truncate import cut
 
-Item = tuple[np.ndarray, np.ndarray, int, int]
+Item = tuple[np.ndarray, np.ndarray, int, int, int]
 
 CHUNK = 1000
 """Rows tokenised at a time: enough to fill the tokenizer's threads, little enough to hold."""
@@ -68,8 +68,7 @@ class Source:
             yield chunk
 
     def place(self, file: int, row: Row | BadRow) -> str:
-        name = str(self.spec.files[file])
-        return f"{name}:{row.line}" if row.line is not None else f"{name}, row {row.number}"
+        return place(self.spec.files[file], row.line, row.number)
 
 
 def tokenize(spec: DatasetSpec, config: DataConfig, tokenizer: Any, stage: str) -> tuple[Table, DatasetReport]:
@@ -92,8 +91,7 @@ def tokenize(spec: DatasetSpec, config: DataConfig, tokenizer: Any, stage: str) 
     report.examples = len(items)
     if not items:
         raise _nothing_left(report, config)
-    files = [[str(path), "row" if path.suffix.lower() == ".parquet" else "line"] for path in spec.files]
-    table = Table.from_examples(items, {"files": files})
+    table = Table.from_examples(items, {"files": [str(path) for path in spec.files]})
     report.tokens, report.loss_tokens = len(table.ids), int(table.learned.sum())
     report.fingerprint = table.fingerprint
     return table, report
@@ -117,9 +115,9 @@ def _chunk(
         )
     prepared: list[tuple[int, Row, Any, list[Rendering]]] = []
     for file, row in rows:
-        place = source.place(file, row)
+        where_from = source.place(file, row)
         if isinstance(row, BadRow):
-            _bad(report, config, place, row.number, row.reason, row.held, row.fix)
+            _bad(report, config, where_from, row.number, row.reason, row.held, row.fix)
             continue
         try:
             if renderer is None:
@@ -130,9 +128,9 @@ def _chunk(
                 tools, renderings = conversation.tools, renderer.render(conversation)
             prepared.append((file, row, tools, renderings))
         except NothingToLearn as error:
-            report.dropped.append(Rejected(place, str(error), row.value))
+            report.dropped.append(Rejected(where_from, str(error), row.value))
         except RowError as error:
-            _bad(report, config, place, row.number, error.what, row.value, error.fix)
+            _bad(report, config, where_from, row.number, error.what, row.value, error.fix)
     flat = [rendering for _, _, _, renderings in prepared for rendering in renderings]
     if renderer is None:
         texts = encode_plain(tokenizer, [rendering.text for rendering in flat])
@@ -140,12 +138,12 @@ def _chunk(
     else:
         encoded = iter(encode_renderings(tokenizer, flat))
     for file, row, tools, renderings in prepared:
-        number = row.line if row.line is not None else row.number
+        where = (file, row.line or 0, row.number)
         examples: list[Item] = []
         for rendering in renderings:
             ids, learned = next(encoded)
             if renderer is None:
-                examples += [(piece, np.ones(len(piece), bool), file, number) for piece in _pieces(ids, config)]
+                examples += [(piece, np.ones(len(piece), bool), *where) for piece in _pieces(ids, config)]
                 continue
             if len(ids) > config.cutoff_len:
                 ids, learned = cut(ids, learned, rendering, renderer, tools, config.cutoff_len)
@@ -154,7 +152,7 @@ def _chunk(
             learned[:1] = False
             if learned.any():
                 learned[1:] |= config.train_on_prompt
-                examples.append((ids, learned, file, number))
+                examples.append((ids, learned, *where))
         if examples:
             report.kept += 1
             yield from examples
@@ -171,14 +169,14 @@ def _pieces(ids: np.ndarray, config: DataConfig) -> list[np.ndarray]:
     return [piece for piece in np.split(ids, cuts) if len(piece) > 1]
 
 
-def _bad(report: DatasetReport, config: DataConfig, place: str, number: int, reason: str, row: Any, fix: str) -> None:
+def _bad(report: DatasetReport, config: DataConfig, where: str, number: int, reason: str, row: Any, fix: str) -> None:
     if config.on_bad_rows == "raise":
         raise DataError(
             f"row {number}, {reason}" if reason.startswith("field ") else f"row {number}: {reason}",
-            where=place,
+            where=where,
             fix=fix or "correct the row, or set `on_bad_rows: skip` to leave such rows out and list them",
         )
-    report.rejected.append(Rejected(place, reason, row))
+    report.rejected.append(Rejected(where, reason, row))
 
 
 def _nothing_left(report: DatasetReport, config: DataConfig) -> DataError:
