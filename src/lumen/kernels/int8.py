@@ -80,10 +80,12 @@ def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _torch_cpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    # torch 2.13 reads K = 1 operands with the wrong stride (measured: wrong sums), and has nothing to gain there
-    if a.shape[1] == 1:
-        return reference.int8_matmul(a, b)
-    return torch._int_mm(a, b)
+    return torch._int_mm(_plain_strides(a), _plain_strides(b))
+
+
+def _plain_strides(x: torch.Tensor) -> torch.Tensor:
+    """A transposed view of extent 1 has strides that torch 2.13 reads the wrong way round (measured: wrong sums)."""
+    return x.clone(memory_format=torch.contiguous_format) if 1 in x.shape else x
 
 
 def _torch_cuda(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
