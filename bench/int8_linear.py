@@ -3,8 +3,8 @@
     python bench/int8_linear.py [--rows 1024] [--repeats 30] [--threads 1] [--no-compile]
 
 Prints the best of `--repeats` runs in milliseconds of processor time, for SmolLM2-135M's four shapes.  The best, and
-processor time instead of the clock, because others on a shared machine only ever make things slower.  With more than one
-thread the clock is used.
+processor time instead of the clock, because others on a shared machine only ever make things slower.  With more than
+one thread the clock is used.
 """
 
 from __future__ import annotations
