@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 
 def main(argv: list[str]) -> int:
@@ -27,7 +28,7 @@ def main(argv: list[str]) -> int:
         target = target_of("cuda" if torch.cuda.is_available() else "cpu")
     elif target != "cpu":
         target = architecture(target).name
-    rows = []
+    rows: list[dict[str, Any]] = []
     for kernel in table():
         for fmt in kernel.formats:
             try:

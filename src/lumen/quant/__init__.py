@@ -5,12 +5,12 @@ q = quantize_tensor(x, "int8:block32")           q.codes, q.scale, q.nbytes, q.d
 """
 
 from lumen.quant.api import as_policy, dequantize, quantize
-from lumen.quant.linear import QuantLinear, holds_codes
+from lumen.quant.linear import QuantLinear
 from lumen.quant.policy import Policy, Rule
 from lumen.quant.report import Report, report
 from lumen.quant.tensor import QuantizedTensor, quantize_tensor
 
 __all__ = [
-    "Policy", "QuantLinear", "QuantizedTensor", "Report", "Rule", "as_policy", "dequantize", "holds_codes", "quantize",
+    "Policy", "QuantLinear", "QuantizedTensor", "Report", "Rule", "as_policy", "dequantize", "quantize",
     "quantize_tensor", "report",
 ]  # fmt: skip

@@ -262,11 +262,6 @@ class QuantLinear(nn.Linear):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {form}; {specs}"
 
 
-def holds_codes(module: nn.Module) -> bool:
-    """Whether a layer's weight is frozen codes: its `weight` is a dequantised copy, its parameter integers."""
-    return isinstance(module, QuantLinear) and module.plan.stores_codes
-
-
 def _share_hooks(source: nn.Module, target: nn.Module) -> None:
     """Hooks that others registered stay registered, and their handles keep working."""
     for name, value in source.__dict__.items():
