@@ -57,6 +57,15 @@ def split(argv: Sequence[str], flags: Mapping[str, str] | Sequence[str] = ()) ->
     return Arguments(file, overrides, frozenset(found))
 
 
+def renamed(argv: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """`argv` with a verb's short options (`--model X`, `--model=X`) as the keys that they stand for."""
+    words = []
+    for word in argv:
+        option, equals, value = word.partition("=")
+        words.append(f"--{names[option]}{equals}{value}" if option in names else word)
+    return words
+
+
 def _is_assignment(word: str) -> bool:
     name, equals, _ = word.partition("=")
     return bool(equals) and all(part.isidentifier() for part in name.split("."))

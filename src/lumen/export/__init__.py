@@ -1,1 +1,1 @@
-"""Merge and the formats that engines load."""
+"""Merge, and the formats that engines load."""
