@@ -4,8 +4,10 @@ Nothing here touches the network.  What a machine lacks (shared data, the sample
 """
 
 from tests.helpers.assets import shared_data, smollm2_gguf
+from tests.helpers.runs import run_config, run_values, write_rows
 from tests.helpers.tiny import TINY_ARCHITECTURES, save_tiny, tiny_llama, tiny_model, tiny_tokenizer
 
 __all__ = [
-    "TINY_ARCHITECTURES", "save_tiny", "shared_data", "smollm2_gguf", "tiny_llama", "tiny_model", "tiny_tokenizer",
+    "TINY_ARCHITECTURES", "run_config", "run_values", "save_tiny", "shared_data", "smollm2_gguf", "tiny_llama",
+    "tiny_model", "tiny_tokenizer", "write_rows",
 ]  # fmt: skip

@@ -82,7 +82,10 @@ def apply_checkpointing(model: Any, config: MemoryConfig, activations: Callable[
         return chosen
     bare = model.get_base_model() if hasattr(model, "peft_config") else model
     try:
-        bare.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if hasattr(bare, "activation_checkpointing_enable"):  # transformers' newer name
+            bare.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            bare.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:
         if config.gradient_checkpointing:
             raise ConfigError(

@@ -9,7 +9,7 @@ likewise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 from lumen.core.errors import LumenError
 from lumen.core.log import warn
 
-_Hook = Callable[[str, nn.Module, Any, Any], None]
+NOT_REPEATED = "it did not happen again when the micro-batch was repeated"
 
 
 def _finite(value: Any) -> bool:
@@ -42,58 +42,84 @@ def _without_compile() -> Iterator[None]:
         yield
 
 
-def first_nonfinite_module(model: nn.Module, run: Callable[[], torch.Tensor]) -> str:
-    """Name of the first module whose output (or whose gradient) is not finite while what went in was.
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
 
-    run: computes the loss of the micro-batch.  Gradients of parameters are left as they were; random state too.
-    Returns a phrase: `the output of model.layers.1.mlp`, `the gradient behind …`, `a weight: NAME`, or what is known.
+
+@contextmanager
+def _watch(model: nn.Module, hook: Callable[[str, Any, Any, Any], None]) -> Iterator[None]:
+    """Call `hook(name, args, kwargs, output)` after every module's forward, inner modules before outer ones."""
+    handles = [
+        module.register_forward_hook(
+            lambda module, args, kwargs, output, name=name or type(module).__name__: hook(name, args, kwargs, output),
+            with_kwargs=True,
+        )
+        for name, module in model.named_modules()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _forward_culprit(model: nn.Module, run: Callable[[], torch.Tensor]) -> str:
+    found: list[str] = []
+
+    def look(name: str, args: Any, kwargs: Any, output: Any) -> None:
+        if not found and not _finite(output) and _finite(args) and _finite(kwargs):
+            found.append(f"the output of {name}")
+
+    with _watch(model, look):
+        loss = run()
+    if not found and not _finite(loss.detach()):
+        return "the loss itself (every module's output was finite)"
+    return found[0] if found else ""
+
+
+def _backward_culprit(model: nn.Module, run: Callable[[], torch.Tensor]) -> str:
+    found: list[str] = []
+
+    def check(name: str, grad: torch.Tensor) -> None:
+        if not found and not _finite(grad):
+            found.append(f"the gradient at the output of {name}")
+
+    def look(name: str, args: Any, kwargs: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda grad: check(name, grad))
+
+    with _watch(model, look):
+        run().backward()
+    for name, parameter in reversed(list(model.named_parameters())):
+        if not found and parameter.grad is not None and not _finite(parameter.grad):
+            found.append(f"the gradient of {name}")
+    return found[0] if found else ""
+
+
+def first_nonfinite_module(model: nn.Module, run: Callable[[], torch.Tensor]) -> str:
+    """Where a micro-batch first becomes non-finite, as a phrase that names the module or the weight.
+
+    run: computes the loss of the micro-batch.  Gradients of parameters and random state are left as they were.
     """
     for name, parameter in model.named_parameters():
         if not _finite(parameter.detach()):
             return f"a weight: {name}"
-    found: list[str] = []
-    handles = []
-    grads = {p: p.grad for p in model.parameters()}
-
-    def forward_hook(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if not found and not _finite(output) and _finite(args) and _finite(kwargs):
-                found.append(f"the output of {name or type(module).__name__}")
-
-        return hook
-
-    def backward_hook(name: str) -> Any:
-        def hook(module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-            if not found and not _finite(grad_input) and _finite(grad_output):
-                found.append(f"the gradient behind {name or type(module).__name__}")
-
-        return hook
-
-    for name, module in model.named_modules():
-        if not any(module.children()):
-            handles.append(module.register_forward_hook(forward_hook(name), with_kwargs=True))
+    grads = {parameter: parameter.grad for parameter in model.parameters()}
     try:
         with torch.random.fork_rng(), _without_compile():
-            loss = run()
-            if not found and not _finite(loss.detach()):
-                found.append("the loss itself (every module's output was finite)")
-            if not found:
-                for handle in handles:
-                    handle.remove()
-                for name, module in model.named_modules():
-                    if not any(module.children()):
-                        handles.append(module.register_full_backward_hook(backward_hook(name)))
-                with suppress(RuntimeError):  # a module that changes its output in place cannot carry such a hook
-                    run().backward()
-                for name, parameter in model.named_parameters():
-                    if not found and parameter.grad is not None and not _finite(parameter.grad):
-                        found.append(f"the gradient of {name}")
+            found = _forward_culprit(model, run) or _backward_culprit(model, run)
     finally:
-        for handle in handles:
-            handle.remove()
         for parameter, grad in grads.items():
             parameter.grad = grad
-    return found[0] if found else "it did not happen again when the micro-batch was repeated"
+    return found or NOT_REPEATED
 
 
 class Guard:

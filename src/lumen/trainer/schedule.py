@@ -26,15 +26,15 @@ def warmup_steps(total: int, *, warmup_steps: float = 0, warmup_ratio: float = 0
     return math.ceil(total * share)
 
 
-def _linear(x: float, **_: Any) -> float:
+def _linear(x: float, *, lr: float) -> float:
     return max(0.0, 1.0 - x)
 
 
-def _cosine(x: float, *, num_cycles: float = 0.5, **_: Any) -> float:
+def _cosine(x: float, *, lr: float, num_cycles: float = 0.5) -> float:
     return max(0.0, 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * x)))
 
 
-def _cosine_with_restarts(x: float, *, num_cycles: float = 1, **_: Any) -> float:
+def _cosine_with_restarts(x: float, *, lr: float, num_cycles: float = 1) -> float:
     return 0.0 if x >= 1.0 else max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * x) % 1.0))))
 
 
@@ -67,8 +67,8 @@ _DECAYS: dict[str, Callable[..., float]] = {
     "cosine_with_restarts": _cosine_with_restarts,
     "cosine_with_min_lr": _cosine_with_min_lr,
     "polynomial": _polynomial,
-    "constant": lambda x, **_: 1.0,
-    "constant_with_warmup": lambda x, **_: 1.0,
+    "constant": lambda x, lr: 1.0,
+    "constant_with_warmup": lambda x, lr: 1.0,
 }
 NAMES = (*_DECAYS, "inverse_sqrt")
 

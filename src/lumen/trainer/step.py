@@ -21,7 +21,7 @@ from lumen.data.batch import Batch
 from lumen.data.loader import Loader
 from lumen.objectives import LossSums
 from lumen.optim import clip_factor, grad_norm, scale_grads
-from lumen.trainer.guard import Guard, first_nonfinite_module
+from lumen.trainer.guard import NOT_REPEATED, Guard, first_nonfinite_module
 from lumen.trainer.run import Run
 from lumen.trainer.scaler import LossScaler
 
@@ -136,6 +136,6 @@ class Stepper:
                 self.run.model,
                 lambda one=on_device: self.objective(self.run.model, one).loss_sum * self.scaler.scale,  # type: ignore[misc]
             )
-            if not where.startswith("it did not"):
+            if where != NOT_REPEATED:
                 break
         return where
