@@ -247,10 +247,13 @@ def test_secrets_are_neither_shown_nor_dumped(tmp_path: Path) -> None:
 
 def test_dump_reads_back_to_the_same_run(tmp_path: Path) -> None:
     for name in ("llama3_lora_sft", "qwen3_lora_sft", "qwen3_full_sft", "qwen3_lora_merge"):
-        run = load(FIXTURES / f"{name}.yaml", ["quant.rules=[{match: 'model.layers.0.*', weight: none}]"]).run
+        run = load(
+            FIXTURES / f"{name}.yaml", ["quant=int8", "quant.rules=[{match: 'model.layers.0.*', weight: none}]"]
+        ).run
         path = tmp_path / "resolved.json"
         path.write_text(json.dumps(dump(run)))
-        assert load(path).run == run
+        again = load(path).run
+        assert again == run and again.quant.policy() == run.quant.policy()
 
 
 def test_schema_describes_every_key() -> None:

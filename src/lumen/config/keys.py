@@ -36,6 +36,7 @@ _ROWS: list[Key] = [
         HF,
         use_cpu="device: cpu",
         no_cuda="device: cpu",
+        do_eval="val_size or eval_dataset, which are always evaluated at the end; needs one of them",
         torch_compile="compile: on",
         attn_implementation="flash_attn",
         logging_strategy="logging_steps; epoch is refused, no is never",

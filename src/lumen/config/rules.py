@@ -148,7 +148,6 @@ def _data(run: FileConfig, refuse: Refuse) -> None:
 def _evaluation(run: FileConfig, refuse: Refuse) -> None:
     possible = run.val_size > 0 or bool(run.eval_dataset)
     wanting = {
-        "do_eval": run.do_eval,
         "eval_strategy": run.eval_strategy != "no",
         "eval_on_start": run.eval_on_start,
         "load_best_model_at_end": run.load_best_model_at_end,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, SecretStr
 
 from lumen.core import Config
 from lumen.export.config import ExportConfig
-from lumen.trainer.config import RunConfig, TrainConfig
+from lumen.trainer.config import RunConfig
 
 COMMAND_LINE_ONLY = frozenset({"allow_remote_code"})
 """Fields that a file may not set, because a file can come from somebody else."""
@@ -26,8 +26,10 @@ class FileConfig(RunConfig, ExportConfig):
 
 def owners() -> list[tuple[type[Config], list[str]]]:
     """Each mixin with the names of its own fields, in the order in which a run uses them."""
-    mixins = [base for base in RunConfig.__bases__ if issubclass(base, Config) and base is not TrainConfig]
-    order: list[type[Config]] = [*reversed(mixins), TrainConfig, ExportConfig]
+    rooms = ("models", "adapters", "quant", "data", "objectives", "trainer", "optim", "memory", "monitor", "generate")
+    mixins = {base.__module__.split(".")[1]: base for base in RunConfig.__bases__ if issubclass(base, Config)}
+    first = [mixins.pop(room) for room in rooms]
+    order: list[type[Config]] = [*first, *mixins.values(), ExportConfig]
     return [(mixin, [name for name in mixin.model_fields if name in mixin.__annotations__]) for mixin in order]
 
 

@@ -51,6 +51,12 @@ def translate(draft: Draft) -> None:
     _quantization(draft)
     _devices(draft)
     _reports(draft)
+    if _truthy(draft, "do_eval") and not (draft.values.get("val_size") or draft.values.get("eval_dataset")):
+        raise ConfigError(
+            "`do_eval` needs held-out rows, but neither `val_size` nor `eval_dataset` is given",
+            where=draft.where("do_eval"),
+            fix="add val_size: 0.1, or eval_dataset: NAME",
+        )
     if draft.values.get("trust_remote_code") and not draft.values.get("allow_remote_code"):
         draft.note(
             "`trust_remote_code` changes nothing: built-in architectures need no code, and a model that ships its own "

@@ -36,8 +36,8 @@ class MonitorConfig(Config):
     run_name: str | None = None
     """Name of the run in reports. Default: output_dir's last part."""
 
-    plot_loss: bool = False
-    """Write the loss curves as PNG at the end. Default: false."""
+    plot_loss: bool = True
+    """Write the loss curves as PNG at the end. Default: true."""
 
     disable_tqdm: bool | None = None
     """Switch the progress bar off. Default: null, off where standard error is no terminal."""

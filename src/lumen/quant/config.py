@@ -80,7 +80,7 @@ class QuantSection(Config):
 
 def _given(section: QuantRule | QuantSection) -> dict[str, str | None]:
     roles = ("weight", "input", "grad_output", "saved_input")
-    return {role: getattr(section, role) for role in roles if role in section.model_fields_set}
+    return {role: spec for role in roles if (spec := getattr(section, role)) is not None}
 
 
 class QuantConfig(Config):

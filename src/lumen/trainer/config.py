@@ -51,9 +51,6 @@ class TrainConfig(Config):
     do_train: bool = True
     """Train. Default: true."""
 
-    do_eval: bool = False
-    """Evaluate at the end; set by eval_strategy too. Default: false."""
-
     num_train_epochs: Positive = 3.0
     """Passes over the data, also fractions. Default: 3."""
 

@@ -118,6 +118,8 @@ def _write_results(loop: Loop, figures: dict[str, float]) -> None:
 
 def _draw(loop: Loop, reading: Reading) -> None:
     config = loop.config
+    if not config.plot_loss:
+        return
     path = loop.run.output_dir / "loss.png"
     title = config.run_name or loop.run.output_dir.name
     subtitle = f"{config.model_name_or_path} · {config.finetuning_type} · {reading.verdict}"
