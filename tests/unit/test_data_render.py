@@ -135,7 +135,8 @@ def test_a_token_that_reaches_over_the_beginning_of_an_answer_is_split_there() -
     """`Assistant:` + ` hello` could become one token across the edge; in chat the prompt's tokens end at the edge."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ ('Q: ' if m.role == 'user' else 'hello, how are y') + m.content + '\\n' }}{% endfor %}"
+        "{% for m in messages %}{{ ('Q: ' if m.role == 'user' else 'hello, how are y') + m.content }}{{ '\\n' }}"
+        "{% endfor %}"
         "{% if add_generation_prompt %}hello, how are y{% endif %}"
     )
     whole = tokenizer("hello, how are you")["input_ids"]
