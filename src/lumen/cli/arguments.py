@@ -57,6 +57,36 @@ def split(argv: Sequence[str], flags: Mapping[str, str] | Sequence[str] = ()) ->
     return Arguments(file, overrides, frozenset(found))
 
 
+def take(argv: Sequence[str], option: str) -> tuple[list[str], list[str]]:
+    """Every value of a verb's own option (`--prompt TEXT`, `--prompt=TEXT`), and the words that remain."""
+    values: list[str] = []
+    rest: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == option:
+            if not words:
+                raise ConfigError(f"{option} needs a value", where="command line", fix=f"{option} VALUE")
+            values.append(words.pop(0))
+        elif word.startswith(option + "="):
+            values.append(word[len(option) + 1 :])
+        else:
+            rest.append(word)
+    return values, rest
+
+
+def is_config_file(word: str) -> bool:
+    """Whether a plain word names a configuration file rather than a model."""
+    return Path(word).suffix in (".yaml", ".yml", ".json")
+
+
+def whole_number(text: str, option: str) -> int:
+    """A positive whole number given to an option."""
+    if not text.isdigit() or int(text) < 1:
+        raise ConfigError(f"{option} {text} is no number", where="command line", fix="1 or more")
+    return int(text)
+
+
 def renamed(argv: Sequence[str], names: Mapping[str, str]) -> list[str]:
     """`argv` with a verb's short options (`--model X`, `--model=X`) as the keys that they stand for."""
     words = []

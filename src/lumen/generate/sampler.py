@@ -121,7 +121,7 @@ def generate(
         encode(tokenizer, row, tools=tools, enable_thinking=enable_thinking, default_system=default_system)
         for row in rows
     ]
-    room = _context(model)
+    room = context_length(model)
     for number, ids in enumerate(encoded):
         if room is not None and len(ids) >= room:
             raise ModelError(
@@ -144,7 +144,8 @@ def _is_one(prompts: Any) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], dict | int))
 
 
-def _context(model: Any) -> int | None:
+def context_length(model: Any) -> int | None:
+    """Tokens that the model's positions allow; None where its config does not say."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     return getattr(config, "max_position_embeddings", None)
 
