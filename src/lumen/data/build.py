@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lumen.core import ConfigError, DataError
-from lumen.data import cache
+from lumen.data import cache, hub
 from lumen.data.config import DataConfig
 from lumen.data.examples import ExampleStore, Table
 from lumen.data.info import DatasetSpec, find_datasets
@@ -80,7 +80,8 @@ def _tables(
 ) -> list[Table]:
     printed = cache.tokenizer_fingerprint(tokenizer)
     tables = []
-    for spec in specs:
+    for named in specs:
+        spec = hub.fetch(named) if named.hub else named
         table, part = _table(spec, config, tokenizer, printed, stage)
         tables.append(table)
         report.datasets.append(part)

@@ -210,6 +210,9 @@ def _from_info(name: str, entry: Any, directory: Path) -> DatasetSpec:
         folder=entry.get("folder"),
     )
     if entry.get("file_name"):
+        asked = [k for k in ("subset", "folder") if entry.get(k)] + (["split"] if spec.split != "train" else [])
+        if asked:
+            raise DataError(f"{asked[0]} chooses among a hub dataset's files; this one is a file", where=where)
         path = Path(entry["file_name"])
         path = path if path.is_absolute() else directory / path
         if not path.exists():
