@@ -48,6 +48,7 @@ def run_values(folder: Path, **overrides: Any) -> dict[str, Any]:
         "seed": 7,
         "device": "cpu",
         "compile": "off",
+        "plot_loss": False,
         "disable_gradient_checkpointing": True,
         **overrides,
     }

@@ -37,7 +37,7 @@ class MonitorConfig(Config):
     """Name of the run in reports. Default: output_dir's last part."""
 
     plot_loss: bool = True
-    """Write the loss curves as PNG at the end. Default: true."""
+    """Draw the loss curves into loss.png at the end. Default: true (LLaMA-Factory: false)."""
 
     disable_tqdm: bool | None = None
     """Switch the progress bar off. Default: null, off where standard error is no terminal."""

@@ -13,20 +13,29 @@ from lumen.monitor.reading import curve
 _TRAIN, _HELD, _RATE, _INK, _GRID = "#2f6fb2", "#c8501e", "#5c8a4a", "#30343a", "#e3e6ea"
 
 
-def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """Exponential moving average, corrected for its start; `weight` in [0, 1) is the share of the past."""
-    smoothed, average, norm = [], 0.0, 0.0
+def _average(values: Sequence[float], weight: float) -> list[float]:
+    averages, average, norm = [], 0.0, 0.0
     for value in values:
         average = weight * average + (1 - weight) * value
         norm = weight * norm + (1 - weight)
-        smoothed.append(average / norm)
-    return smoothed
+        averages.append(average / norm)
+    return averages
 
 
-def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """Limits that a few spikes do not blow up: the lowest value to the 98th percentile, with a margin."""
+def smooth(values: Sequence[float], weight: float) -> list[float]:
+    """Mean of the exponential averages from both ends, so the curve does not lag behind the trend.
+
+    weight: in [0, 1), the share of what came before.
+    """
+    forward, backward = _average(values, weight), _average(values[::-1], weight)[::-1]
+    return [(a + b) / 2 for a, b in zip(forward, backward, strict=True)]
+
+
+def _limits(values: Sequence[float], curve: Sequence[float]) -> tuple[float, float]:
+    """Limits that a few spikes do not blow up: to the 98th percentile, and all of the smoothed curve."""
     ordered = sorted(values)
-    low, high = ordered[0], ordered[min(len(ordered) - 1, math.ceil(0.98 * (len(ordered) - 1)))]
+    low = ordered[0]
+    high = max(*curve, ordered[min(len(ordered) - 1, math.ceil(0.98 * (len(ordered) - 1)))])
     margin = 0.06 * (high - low) or 0.05 * max(abs(high), 1.0)
     return low - margin, high + margin
 
@@ -50,10 +59,11 @@ def plot_loss(records: Sequence[dict[str, Any]], path: Path, *, title: str = "",
     FigureCanvasAgg(figure)
     loss_axis, rate_axis = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     steps, losses = [s for s, _ in train], [v for _, v in train]
-    weight = min(0.9, 1 - 4 / len(train)) if len(train) > 8 else 0.0
+    weight = min(0.85, 1 - 4 / len(train)) if len(train) > 8 else 0.0
+    smoothed = smooth(losses, weight)
     if weight > 0:
         loss_axis.plot(steps, losses, color=_TRAIN, alpha=0.28, linewidth=1.0, label="training, as recorded")
-        loss_axis.plot(steps, smooth(losses, weight), color=_TRAIN, linewidth=2.0, label="training, smoothed")
+        loss_axis.plot(steps, smoothed, color=_TRAIN, linewidth=2.0, label="training, smoothed")
     else:
         loss_axis.plot(steps, losses, color=_TRAIN, linewidth=1.8, marker="o", markersize=3.5, label="training")
     if held:
@@ -66,7 +76,7 @@ def plot_loss(records: Sequence[dict[str, Any]], path: Path, *, title: str = "",
             f"{best:.3f}", (best_step, best), xytext=(0, -14), textcoords="offset points", ha="center",
             color=_HELD, fontsize=9,
         )  # fmt: skip
-    loss_axis.set_ylim(*_limits(losses + [v for _, v in held]))
+    loss_axis.set_ylim(*_limits(losses + [v for _, v in held], [*smoothed, *(v for _, v in held)]))
     loss_axis.set_ylabel("loss (nats per token)", color=_INK)
     loss_axis.legend(frameon=False, loc="upper right", fontsize=9)
     rate_axis.plot([s for s, _ in rates], [v for _, v in rates], color=_RATE, linewidth=1.5)

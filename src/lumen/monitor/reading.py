@@ -2,8 +2,8 @@
 
 A loss curve is noisy, so a change counts only where it is larger than chance.  The noise of the records is estimated
 from their successive differences (for independent noise s, differences have variance 2 s^2; a slow trend hardly adds
-to it), and the mean of n records is known to s / sqrt(n).  Two spans differ when their means are more than two such
-errors and at least half a percent apart.  What cannot be told is said to be so.
+to it), and the mean of n records is known to s / sqrt(n).  Two spans differ when their means are more than three
+such errors and at least half a percent apart.  What cannot be told is said to be so.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _fall(before: Sequence[float], after: Sequence[float], scatter: float) -> fl
     change = fmean(before) - fmean(after)
     error = scatter * math.sqrt(1 / len(before) + 1 / len(after))
     level = max(abs(fmean(before)), 1e-9)
-    return change if abs(change) > max(2 * error, 0.005 * level) else 0.0
+    return change if abs(change) > max(3 * error, 0.005 * level) else 0.0
 
 
 def read_curves(train: Curve, held_out: Curve = (), *, skipped: int = 0) -> Reading:

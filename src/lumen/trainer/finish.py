@@ -141,7 +141,8 @@ def _tell(loop: Loop, figures: dict[str, float], reading: Reading, result: RunRe
     for advice in reading.advice:
         say(f"  try: {advice}")
     what = "adapter" if run.is_adapter else "model"
-    say(f"{what}: {run.output_dir}   curves: {run.output_dir / 'loss.png'}   metrics: {loop.reporter.file.path}")
+    curves = f"   curves: {run.output_dir / 'loss.png'}" if config.plot_loss else ""
+    say(f"{what}: {run.output_dir}{curves}   metrics: {loop.reporter.file.path}")
     if run.is_adapter:
         say(f"next:  lumen chat {config.model_name_or_path} --adapter {run.output_dir}")
         say(f"       lumen merge {config.model_name_or_path} --adapter {run.output_dir} --out DIRECTORY")
