@@ -68,6 +68,7 @@ def subject_of(arguments: argparse.Namespace, words: list[str]) -> tuple[Any, li
     from lumen.config import load
     from lumen.eval.evaluate import with_data
     from lumen.eval.subject import Subject, check_tuned
+    from lumen.trainer.config import RunConfig
 
     target = Path(arguments.target).expanduser()
     is_run = target.is_dir() and (target / "config.yaml").is_file() and (target / "metrics.jsonl").is_file()
@@ -85,7 +86,7 @@ def subject_of(arguments: argparse.Namespace, words: list[str]) -> tuple[Any, li
         if is_adapter:
             values["adapter_name_or_path"] = [str(target), *arguments.adapter]
         loaded = load(None, words, values=values)
-    config = loaded.run
+    config: RunConfig = loaded.run
     update: dict[str, Any] = {}
     # a resolved configuration has every key, so only the words of this command line count as choices in a run
     named = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words}
