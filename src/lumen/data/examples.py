@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lumen.core import DataError
-from lumen.data.readers import place
+from lumen.data.lines import place
 
 IGNORE = -100
 """The label of a token that is not learned."""

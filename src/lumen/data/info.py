@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lumen.core import DataError
-from lumen.data.readers import SUFFIXES, parse_json
+from lumen.data.json_rows import parse_json
+from lumen.data.readers import SUFFIXES
 
 FORMATS = ("alpaca", "sharegpt", "openai", "text")
 

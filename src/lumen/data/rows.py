@@ -13,7 +13,7 @@ from typing import Any
 
 from lumen.data.conversation import Conversation, Message, NothingToLearn, RowError
 from lumen.data.info import DatasetSpec, kind
-from lumen.data.readers import parse_json
+from lumen.data.json_rows import parse_json
 
 
 def to_conversation(row: Any, spec: DatasetSpec) -> Conversation:

@@ -17,7 +17,8 @@ from lumen.data.config import DataConfig
 from lumen.data.conversation import NothingToLearn, RowError
 from lumen.data.examples import Table
 from lumen.data.info import DatasetSpec
-from lumen.data.readers import BadRow, Row, place, read_rows
+from lumen.data.lines import BadRow, Row, place
+from lumen.data.readers import read_rows
 from lumen.data.render import ChatRenderer, Rendering, encode_plain, encode_renderings
 from lumen.data.report import DatasetReport, Rejected
 from lumen.data.rows import text_of, to_conversation
