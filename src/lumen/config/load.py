@@ -73,7 +73,7 @@ def load(
     translate(draft)
     run = _validate(draft)
     draft.notes += check(run, draft.where)
-    missing = [name for name in needs if getattr(run, name) in (None, [])]
+    missing = [name for name in needs if getattr(run, name) in (None, [], "")]
     if missing:
         named = ", ".join(f"`{name}`" for name in missing)
         raise ConfigError(f"{named} must be set", where=source.name, fix=f"add `{missing[0]}: ...`")
