@@ -226,8 +226,6 @@ def test_start_values_follow_the_seed_and_nothing_else(tmp_path: Path) -> None:
     [
         ({"lora_target": ["q_porj"]}, "no module is called q_porj"),
         ({"additional_target": ["head"]}, "no module is called head"),
-        ({"lora_rank": 0}, "no rank"),
-        ({"lora_dropout": 1.5}, "no share"),
         ({"init_lora_weights": "loftq"}, "loftq is not supported"),
         ({"init_lora_weights": "eva"}, "eva is not supported"),
         ({"init_lora_weights": "pizza"}, "pizza is unknown"),

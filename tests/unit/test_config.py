@@ -18,7 +18,6 @@ SRC = Path(__file__).parents[2] / "src"
 
 NO_WORKERS = "`preprocessing_num_workers` changes nothing"
 NO_LOADER = "`dataloader_num_workers` changes nothing"
-NO_REMOTE = "`trust_remote_code` changes nothing"
 NO_TIMEOUT = "`ddp_timeout` changes nothing"
 
 
@@ -38,13 +37,13 @@ def test_llamafactory_lora_file_loads_unchanged() -> None:
     assert (run.per_device_train_batch_size, run.gradient_accumulation_steps) == (1, 8)
     assert (run.warmup_ratio, run.lr_scheduler_type, run.bf16, run.max_samples) == (0.1, "cosine", True, 1000)
     assert run.report_to == ["none"] and run.plot_loss and run.overwrite_output_dir
-    assert [note.partition(":")[0] for note in loaded.notes] == [NO_WORKERS, NO_LOADER, NO_TIMEOUT, NO_REMOTE]
+    assert [note.partition(":")[0] for note in loaded.notes] == [NO_WORKERS, NO_LOADER, NO_TIMEOUT]
 
 
 def test_llamafactory_qwen_lora_file_evaluates() -> None:
     loaded = load(FIXTURES / "qwen3_lora_sft.yaml")
     assert (loaded.run.val_size, loaded.run.eval_strategy, loaded.run.eval_steps) == (0.1, "steps", 500)
-    assert len(loaded.notes) == 4
+    assert len(loaded.notes) == 3
 
 
 def test_llamafactory_full_file_notes_deepspeed() -> None:
@@ -52,7 +51,7 @@ def test_llamafactory_full_file_notes_deepspeed() -> None:
     assert loaded.run.finetuning_type == "full"
     assert loaded.run.learning_rate == pytest.approx(1e-5)
     assert any(note.startswith("`deepspeed` changes nothing: on one process ZeRO has nothing") for note in loaded.notes)
-    assert len(loaded.notes) == 5
+    assert len(loaded.notes) == 4
 
 
 def test_llamafactory_merge_file_loads() -> None:
@@ -60,7 +59,7 @@ def test_llamafactory_merge_file_loads() -> None:
     run = loaded.run
     assert run.adapter_name_or_path == ["saves/qwen3-4b/lora/sft"]
     assert (run.export_dir, run.export_size, run.export_device) == ("saves/qwen3_sft_merged", 5, "cpu")
-    assert [note.partition(":")[0] for note in loaded.notes] == [NO_REMOTE]
+    assert loaded.notes == []  # trust_remote_code is noted, or refused, where the model is known
 
 
 def test_qlora_additions_become_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +79,31 @@ def test_what_is_no_number_is_refused_with_its_line(tmp_path: Path, text: str) -
     with pytest.raises(ConfigError, match="`lora_rank`") as caught:
         load(write(tmp_path, f"# a comment\nlora_rank: {text}\n"))
     assert caught.value.where.endswith("run.yaml:2")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("lora_rank=0", "at least 1"),
+        ("lora_dropout=1", "less than 1"),
+        ("learning_rate=-1", "at least 0"),
+        ("warmup_ratio=1.5", "at most 1"),
+        ("num_train_epochs=0", "more than 0"),
+        ("cutoff_len=0", "at least 1"),
+        ("val_size=-0.1", "at least 0"),
+        ("seed=-1", "at least 0"),
+        ("device=cuda:x", "must be auto, cpu, cuda or cuda:N"),
+        ("adam_beta1=2", "at most 1"),
+        ("top_p=1.1", "at most 1"),
+        ("export_size=0", "more than 0"),
+        ("resume_from_checkpoint=[1]", "must be text or true or false"),
+        ("report_to=wandb", "wandb is not supported"),
+    ],
+)
+def test_values_out_of_range_are_refused(word: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        load(None, [word])
+    assert caught.value.where == f"command line: {word.partition('=')[0]}"
 
 
 def test_unknown_key_suggests_and_names_the_line(tmp_path: Path) -> None:

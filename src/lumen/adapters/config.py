@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from lumen.core import Config, Float, Int, StrList
+from pydantic import Field
+
+from lumen.core import Config, Count, Float, Int, Positive, StrList
 
 
 class AdapterConfig(Config):
@@ -20,14 +22,14 @@ class AdapterConfig(Config):
     create_new_adapter: bool = False
     """Merge the given adapters and train a fresh one. Default: false."""
 
-    lora_rank: Int = 8
+    lora_rank: Count = 8
     """Rank r of the update B·A. Default: 8."""
 
-    lora_alpha: Float | None = None
+    lora_alpha: Positive | None = None
     """Scale: the update is multiplied by alpha / r. Default: 2 × lora_rank."""
 
-    lora_dropout: Float = 0.0
-    """Dropout on the adapter's input, 0 to 1. Default: 0."""
+    lora_dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the adapter's input, 0 to below 1. Default: 0."""
 
     lora_target: StrList = ["all"]
     """Names of the linear modules that get an adapter; all: every linear layer but the head. Default: all."""

@@ -87,7 +87,6 @@ def lora_config(model: nn.Module, config: AdapterConfig, *, vocabulary_modules: 
     """
     from peft import LoraConfig
 
-    _check_numbers(config)
     targets = resolve_targets(model, config.lora_target)
     whole = list(dict.fromkeys([*(config.additional_target or []), *(vocabulary_modules or [])]))
     resolve_modules(model, whole, where="additional_target")
@@ -113,13 +112,6 @@ def lora_config(model: nn.Module, config: AdapterConfig, *, vocabulary_modules: 
         fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),
         task_type="CAUSAL_LM",
     )
-
-
-def _check_numbers(config: AdapterConfig) -> None:
-    if config.lora_rank < 1:
-        raise ConfigError(f"lora_rank: {config.lora_rank} is no rank", where="lora_rank", fix="1 or more; 8 is common")
-    if not 0.0 <= config.lora_dropout < 1.0:
-        raise ConfigError(f"lora_dropout: {config.lora_dropout} is no share", where="lora_dropout", fix="0 to below 1")
 
 
 def _tie(model: nn.Module, whole: list[str]) -> tuple[bool, list[str]]:

@@ -6,7 +6,7 @@ of those tools is one or the other, and no key is both.
 
 from __future__ import annotations
 
-from lumen.config.table import HF, LF, OLD, Key, acts, noop, refuse
+from lumen.config.table import HF, LF, OLD, OWN, Key, acts, noop, refuse
 
 RENAMED = {
     "evaluation_strategy": "eval_strategy",
@@ -22,6 +22,9 @@ RENAMED = {
 """Old or other names of our fields, accepted with a note."""
 
 _ROWS: list[Key] = [
+    # ---- Lumen's own sections that later versions have ------------------------------------------------------------
+    *refuse(OWN, "this section is not built yet; its flat keys are (`lumen config keys`)",
+            memory=None, distributed=None, hygiene=None, monitor=None),
     # ---- read as a field ------------------------------------------------------------------------------------------
     *acts(
         LF,

@@ -165,13 +165,6 @@ def _evaluation(run: FileConfig, refuse: Refuse) -> None:
         if wanting[key] and run.eval_strategy == "no":
             raise refuse(f"`{key}` needs evaluation while training, but `eval_strategy: no` is given",
                          "add eval_strategy: steps", key, "eval_strategy")  # fmt: skip
-    if run.load_best_model_at_end and run.save_strategy not in (run.eval_strategy, "best"):
-        raise refuse(
-            "`load_best_model_at_end` needs a checkpoint for each evaluation, but "
-            f"`save_strategy: {run.save_strategy}` and `eval_strategy: {run.eval_strategy}` differ",
-            f"use save_strategy: {run.eval_strategy} or best",
-            "save_strategy", "eval_strategy",
-        )  # fmt: skip
 
 
 def _loop(run: FileConfig, refuse: Refuse) -> list[str]:

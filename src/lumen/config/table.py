@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Status = Literal["acts", "no-op", "refused"]
-LF, HF, OLD = "LLaMA-Factory", "Transformers", "older releases"
+LF, HF, OLD, OWN = "LLaMA-Factory", "Transformers", "older releases", "Lumen"
 
 
 @dataclass(frozen=True)

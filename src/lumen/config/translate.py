@@ -57,11 +57,6 @@ def translate(draft: Draft) -> None:
             where=draft.where("do_eval"),
             fix="add val_size: 0.1, or eval_dataset: NAME",
         )
-    if draft.values.get("trust_remote_code") and not draft.values.get("allow_remote_code"):
-        draft.note(
-            "`trust_remote_code` changes nothing: built-in architectures need no code, and a model that ships its own "
-            "also needs --allow-remote-code on the command line"
-        )
 
 
 def _not_built(draft: Draft) -> None:

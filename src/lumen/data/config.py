@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from lumen.core import Config, Float, Int, StrList
+from lumen.core import Config, Count, Float, NonNegative, StrList
 
 
 def _as_list(value: object) -> object:
@@ -39,7 +39,7 @@ class DataConfig(Config):
     enable_thinking: bool | None = True
     """Whether reasoning templates think: true, false, or null to leave rows as they are. Default: true."""
 
-    cutoff_len: Int = 2048
+    cutoff_len: Count = 2048
     """Longest row, in tokens. Default: 2048."""
 
     train_on_prompt: bool = False
@@ -54,10 +54,10 @@ class DataConfig(Config):
     interleave_probs: FloatList | None = None
     """Probability of each dataset when interleaving, comma separated. Default: equal."""
 
-    max_samples: Int | None = None
+    max_samples: Count | None = None
     """Rows taken of each dataset. Default: all."""
 
-    val_size: Float = 0.0
+    val_size: NonNegative = 0.0
     """Held-out part of `dataset`: a share below 1, or a number of rows. Default: 0."""
 
     packing: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lumen.core import Config, Float
+from lumen.core import Config, Positive
 
 
 class ExportConfig(Config):
@@ -13,7 +13,7 @@ class ExportConfig(Config):
     export_dir: str | None = None
     """Directory to write. No default: export needs it."""
 
-    export_size: Float = 5.0
+    export_size: Positive = 5.0
     """Largest safetensors file, in GB (10^9 bytes). Default: 5."""
 
     export_device: Literal["cpu", "auto"] = "cpu"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lumen.core import Config, Float, Int
+from lumen.core import Config, Count, NonNegative, Positive, Share, Size
 
 
 class GenerateConfig(Config):
@@ -11,19 +11,19 @@ class GenerateConfig(Config):
     do_sample: bool = True
     """Sample; false: greedy. Default: true."""
 
-    temperature: Float = 0.95
+    temperature: NonNegative = 0.95
     """Divides the logits; 0 is greedy. Default: 0.95."""
 
-    top_p: Float = 0.7
+    top_p: Share = 0.7
     """Smallest set of tokens whose probability reaches this. Default: 0.7."""
 
-    top_k: Int = 50
+    top_k: Size = 50
     """Only the k likeliest tokens; 0: all. Default: 50."""
 
-    max_new_tokens: Int = 1024
+    max_new_tokens: Count = 1024
     """Tokens to generate at most. Default: 1024."""
 
-    repetition_penalty: Float = 1.0
+    repetition_penalty: Positive = 1.0
     """Above 1: tokens that occurred are less likely. Default: 1."""
 
     stop_strings: list[str] | None = None
