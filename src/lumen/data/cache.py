@@ -23,6 +23,17 @@ from lumen.data.report import DatasetReport
 VERSION = 2
 """Raised with every change that makes other tokens or masks of the same input."""
 
+KEYED = (
+    "cutoff_len",
+    "max_samples",
+    "train_on_prompt",
+    "mask_history",
+    "enable_thinking",
+    "default_system",
+    "encoding",
+)
+"""Fields of DataConfig that decide tokens; the template is in the tokenizer's fingerprint."""
+
 
 def cache_root(config: DataConfig) -> Path:
     """`tokenized_path`; else $LUMEN_CACHE/data, $XDG_CACHE_HOME/lumen/data or ~/.cache/lumen/data."""
@@ -62,11 +73,7 @@ def cache_key(spec: DatasetSpec, config: DataConfig, tokenizer_print: str, stage
             "spec": [spec.name, spec.formatting, spec.columns, spec.tags, spec.ranking, spec.num_samples],
             "tokenizer": tokenizer_print,
             "stage": stage,
-            "config": {
-                name: getattr(config, name)
-                for name in ("cutoff_len", "max_samples", "train_on_prompt", "mask_history", "enable_thinking",
-                             "default_system", "encoding")
-            },
+            "config": {name: getattr(config, name) for name in KEYED},
         }
     )  # fmt: skip
 
@@ -81,7 +88,7 @@ def load(directory: Path, config: DataConfig) -> tuple[Table, DatasetReport] | N
     try:
         table = Table.load(directory)
         report = DatasetReport.from_dict(json.loads((directory / "report.json").read_text("utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         note(f"the data cache {directory.name} is damaged and made again ({error})")
         return None
     report.cached = True
