@@ -17,7 +17,8 @@ from lumen.data.templates import FOLDER, TEMPLATES, apply_template, stop_token_i
 TALK = [("system", "S"), ("user", "U1"), ("assistant", "A1"), ("user", "U2")]
 HEADS = {
     "chatml": "<|im_start|>{}\n", "llama3": "<|start_header_id|>{}<|end_header_id|>\n\n",
-    "phi4": "<|im_start|>{}<|im_sep|>", "phi3": "<|{}|>\n", "phi4_mini": "<|{}|>", "zephyr": "<|{}|>\n", "granite3": "<|start_of_role|>{}<|end_of_role|>",
+    "phi4": "<|im_start|>{}<|im_sep|>", "phi3": "<|{}|>\n", "phi4_mini": "<|{}|>", "zephyr": "<|{}|>\n",
+    "granite3": "<|start_of_role|>{}<|end_of_role|>",
 }  # fmt: skip
 ENDS = {
     "chatml": "<|im_end|>\n", "llama3": "<|eot_id|>", "phi4": "<|im_end|>", "phi3": "<|end|>\n", "phi4_mini": "<|end|>",
