@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
-MAKE = re.compile(r"(?<![\w/-])make ([a-z][a-z0-9-]*)\b")
+MAKE = re.compile(r"(?:^\s*|[;&|(]\s*|[$]\s)make ([a-z][a-z0-9-]*)\b")
 COMMAND = re.compile(r"(?:^|[$\s(])(?:\S*bin/|python -m )?lumen ([a-z]+)\b([^|#\n]*)")
 PLACE = re.compile(r"`((?:src|scripts|bench|tests|docs|recipes|examples|\.ci)/[\w./-]+)`")
 FENCE = re.compile(r"^(`{3,})(\w*)")
