@@ -221,7 +221,7 @@ def test_save_only_model_cannot_be_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_save_and_leave_and_the_run_goes_on_bit_equal(
-    tmp_path: Path, signum: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, signum: int, code: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The signal comes inside the second micro-batch of step 4: that step is dropped whole and made again."""
     whole = train(tmp_path)
@@ -242,7 +242,7 @@ def test_signals_save_and_leave_and_the_run_goes_on_bit_equal(
     stopped = train(tmp_path, output_dir=str(out))
     assert stopped.exit_code == code and stopped.steps == 3
     assert stopped.last_checkpoint == out / "checkpoint-3" and calls == 14
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert signal.Signals(signum).name in said and "run the same command again" in said
     monkeypatch.undo()
     resumed = train(tmp_path, output_dir=str(out))

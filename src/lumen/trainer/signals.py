@@ -6,14 +6,13 @@ saving.  Exit status, as shells have it: 130 after Ctrl-C, 143 after SIGTERM.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
-
-from lumen.core.log import say
 
 
 class StopFlag:
@@ -43,7 +42,9 @@ def stop_signals() -> Iterator[StopFlag]:
         if flag.signum and signum == signal.SIGINT:
             raise KeyboardInterrupt
         if not flag.signum:
-            say(f"{signal.Signals(signum).name} received: saving after this micro-batch (Ctrl-C again leaves at once)")
+            # os.write: a handler runs between any two bytecodes, also inside the printing that `say` would enter again
+            line = f"{signal.Signals(signum).name} received: saving after this micro-batch"
+            os.write(2, f"\n{line} (Ctrl-C again leaves at once)\n".encode())
         flag.signum = signum
 
     previous: dict[int, Any] = {}
