@@ -39,7 +39,7 @@ class Loader:
     cutoff_len:         tokens of a packed row at most.
     shuffle:            False keeps the store's order.
     pad_token_id:       fills padded places; never tells padding from text.
-    pad_to_multiple_of: batches are as long as their longest row, rounded up to this.
+    pad_to_multiple_of: batches are as long as their longest row (packed: as cutoff_len), rounded up to this.
     drop_last:          leave out an epoch's last batch where it is smaller than the others.
     group_by_length:    batches of examples of like length; the batch with the longest comes first, so that a lack of
                         memory shows at once. Ignored where rows are packed.
@@ -135,7 +135,13 @@ class Loader:
             [[self.store[i] for i in row] for row in rows],
             pad_token_id=self.pad_token_id,
             pad_to_multiple_of=self.pad_to_multiple_of,
+            pad_to=self.cutoff_len if self.packing else 0,
         )
+
+    @property
+    def fixed_length(self) -> bool:
+        """Whether every batch has rows of one length (packed rows are padded to cutoff_len), which compiling likes."""
+        return self.packing or int(self.store.lengths.min()) == int(self.store.lengths.max())
 
     def state(self) -> dict[str, int]:
         """Three integers: seed, epoch, position (batches taken of this epoch)."""

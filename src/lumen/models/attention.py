@@ -4,6 +4,12 @@ Rows are padded on the right and attention is causal, so no real token ever sees
 mask and takes the attention kernel's causal fast path.  A packed row needs one: token i sees token j when both belong
 to the same example and j <= i, and, in a layer with a sliding window w, i - j < w.  Inside one example positions are
 contiguous, so the distance in the row is the distance in the example.
+
+Lumen's own attention (`kernels.reference.attention`) enters through transformers' AttentionInterface under two names,
+`lumen` for rows of one fixed length and `lumen_whole` for lengths that vary.  It reads `segment_ids` themselves, as a
+[B, 1, 1, T] "mask", so a packed batch makes no mask at all.  It pays where the layers are compiled on a CPU, and is
+chosen there by `use_compiled_attention`; what it does not compute (a KV cache, dropout on the weights, a position bias)
+goes to SDPA.
 """
 
 from __future__ import annotations
@@ -11,6 +17,17 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from lumen.kernels.reference.attention import causal_attention
+
+OWN = ("lumen", "lumen_whole")
+"""Names of Lumen's attention in transformers' AttentionInterface."""
+
+BLOCK = 128
+"""Queries of a block under the name `lumen`; measured against 256 and 512 (docs/benchmarks.md)."""
 
 
 class HasSegments(Protocol):
@@ -40,14 +57,19 @@ def block_mask(segment_ids: torch.Tensor, window: int | None = None) -> torch.Te
 def model_inputs(batch: HasSegments, model: Any) -> dict[str, Any]:
     """Keyword arguments of `model(...)` or its decoder for a batch."""
     inputs: dict[str, Any] = {"input_ids": batch.input_ids}
-    if not batch.packed:
-        return inputs
     config = model.config.get_text_config()
     implementation = getattr(config, "_attn_implementation", None) or "eager"
+    if not batch.packed and implementation != OWN[0]:  # with a mask always or never, one graph is compiled, not two
+        return inputs
     inputs["position_ids"] = batch.position_ids
     if "flash" in implementation:
         return inputs  # reads the segments from the positions that restart
     dtype = next(model.parameters()).dtype
+    if implementation in OWN:
+        segments = batch.segment_ids[:, None, None, :]
+        sliding = "sliding_attention" in set(getattr(config, "layer_types", None) or ())
+        both = {"full_attention": segments, "sliding_attention": segments}
+        return {**inputs, "attention_mask": both if sliding else segments}
 
     def mask(window: int | None) -> torch.Tensor:
         seen = block_mask(batch.segment_ids, window)
@@ -62,3 +84,59 @@ def model_inputs(batch: HasSegments, model: Any) -> dict[str, Any]:
     else:
         inputs["attention_mask"] = mask(None if kinds else window)
     return inputs
+
+
+def _forward(block: int | None) -> Any:
+    def forward(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        is_causal: bool | None = None,
+        **rest: Any,
+    ) -> tuple[torch.Tensor, None]:
+        segments = None
+        if attention_mask is not None and not attention_mask.is_floating_point() and attention_mask.dtype != torch.bool:
+            segments = attention_mask[:, 0, 0, :]
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        ours = query.shape[2] == key.shape[2] and (attention_mask is None or segments is not None)
+        if not ours or not causal or dropout or rest.get("position_bias") is not None:
+            if segments is not None:
+                attention_mask = block_mask(segments, sliding_window)
+            return sdpa_attention_forward(
+                module, query, key, value, attention_mask,
+                scaling=scaling, dropout=dropout, softcap=softcap, is_causal=is_causal, **rest,
+            )  # fmt: skip
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        out = causal_attention(
+            query, key, value, segments, scale=scale, window=sliding_window, softcap=softcap, block=block
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    return forward
+
+
+def use_compiled_attention(model: Any, *, fixed_length: bool) -> bool:
+    """Switch a model whose layers will be compiled on a CPU from SDPA to Lumen's attention; says whether it did.
+
+    fixed_length: every row has the same number of tokens, so that the block loop unrolls once.
+    Not done for a model that chose another attention, does not use the interface, or has attention sinks.
+    """
+    bare = model.get_base_model() if hasattr(model, "peft_config") else model
+    if getattr(bare.config, "_attn_implementation", None) != "sdpa" or not bare._can_set_attn_implementation():
+        return False
+    if any(hasattr(module, "sinks") for module in bare.modules()):
+        return False
+    name = OWN[0] if fixed_length else OWN[1]
+    bare.set_attn_implementation(name)
+    return bool(bare.config.get_text_config()._attn_implementation == name)
+
+
+for _name, _block in zip(OWN, (BLOCK, None), strict=True):
+    AttentionInterface.register(_name, _forward(_block))
+    AttentionMaskInterface.register(_name, sdpa_mask)

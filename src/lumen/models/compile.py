@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 from lumen.core.log import note
+from lumen.models.attention import use_compiled_attention
+from lumen.models.layers import decoder_layers
 
 
 def missing_compiler(device: torch.device | str) -> str | None:
@@ -36,41 +38,38 @@ def missing_compiler(device: torch.device | str) -> str | None:
     return None
 
 
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers in order: the members of the model's longest ModuleList of modules of one class."""
-    best: list[nn.Module] = []
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            members = list(module)
-            if len(members) > len(best) and len({type(m) for m in members}) == 1 and _is_layer(members[0]):
-                best = members
-    return best
-
-
-def _is_layer(module: nn.Module) -> bool:
-    return any(isinstance(child, nn.Linear) or "attn" in name for name, child in module.named_modules())
-
-
 def compile_layers(
-    model: nn.Module, mode: Literal["auto", "on", "off"] = "auto", *, steps: int | None = None
+    model: nn.Module,
+    mode: Literal["auto", "on", "off"] = "auto",
+    *,
+    steps: int | None = None,
+    own_attention: bool = False,
+    fixed_length: bool = False,
 ) -> Callable[[], None]:
     """Compile every decoder layer in place; returns a function that takes it back.
 
     mode:  off does nothing; on compiles wherever a compiler is; auto also asks whether the run pays it back.
-    steps: optimizer steps the run will take; None is many.
+    steps: micro-batches the run will take; None is many.
+    own_attention: on a CPU, let `models.attention.use_compiled_attention` replace SDPA, which Inductor cannot fuse.
+    fixed_length: every batch has rows of the same number of tokens.
 
     Parameter names, hooks and state_dict keys do not change (`nn.Module.compile` wraps the call, not the module).
     """
-    layers = decoder_layers(model)
-    if mode == "off" or not layers:
+    if mode == "off":
         return lambda: None
-    lacking = missing_compiler(next(model.parameters()).device)
+    layers = list(decoder_layers(model)[1])
+    device = next(model.parameters()).device
+    lacking = missing_compiler(device)
     if lacking is not None:
         note(f"decoder layers run uncompiled: {lacking}; the result is the same, slower")
         return lambda: None
     if mode == "auto" and steps is not None and steps < MIN_STEPS:
-        note(f"decoder layers run uncompiled: {steps} steps would not pay for compiling (compile: on forces it)")
+        note(
+            f"decoder layers run uncompiled: {steps} micro-batches would not pay for compiling (compile: on forces it)"
+        )
         return lambda: None
+    if own_attention and device.type == "cpu":
+        use_compiled_attention(model, fixed_length=fixed_length)
     for layer in layers:
         layer.compile()
 
@@ -82,4 +81,4 @@ def compile_layers(
 
 
 MIN_STEPS = 30
-"""Fewer optimizer steps than this do not pay back compiling under `auto`."""
+"""Fewer micro-batches than this do not pay back compiling under `auto`."""

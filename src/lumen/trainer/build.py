@@ -1,6 +1,6 @@
 """The architecture at a glance: from a configuration to a model ready to train, in this order and nowhere else.
 
-    load → quantise → adapt → checkpoint-wrap → compile per decoder layer → shard (not built yet)
+    load → quantise → adapt → checkpoint-wrap → fuse plain LoRA, compile per decoder layer → shard (not built yet)
 
 Quantising comes before adapting, so adapters are never quantised; wrapping comes before compiling, so that a recomputed
 layer is a compiled one.
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lumen.adapters.adapt import adapt
+from lumen.adapters.fused import fuse_lora
 from lumen.checkpoint import seed_everything
 from lumen.core.errors import ConfigError
 from lumen.data.build import build_datasets
@@ -60,7 +61,14 @@ def build(config: RunConfig) -> Run:
     facts["checkpointing"] = apply_checkpointing(
         model, config, lambda: memory_of(config, loaded.model, train_loader, checkpointing=False).parts["activations"]
     )
-    compile_layers(model, config.compile, steps=total_steps(config, train_loader))
+    facts["fused"] = fuse_lora(model)
+    compile_layers(
+        model,
+        config.compile,
+        steps=total_steps(config, train_loader) * config.gradient_accumulation_steps,
+        own_attention=config.flash_attn == "auto",
+        fixed_length=all(loader.fixed_length for loader in (train_loader, eval_loader) if loader is not None),
+    )
     facts["parameters"] = count_parameters(model)
 
     groups = parameter_groups(
