@@ -23,12 +23,12 @@ from transformers import (
 )
 
 settings = json.loads(Path(sys.argv[1]).read_text())
-log = Path(settings["log"]).open("a", buffering=1)
 
 
 class Steps(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
-        log.write(json.dumps({"step": state.global_step}) + "\n")
+        with Path(settings["log"]).open("a") as log:
+            log.write(json.dumps({"step": state.global_step}) + "\n")
 
 
 tokenizer = AutoTokenizer.from_pretrained(settings["model"])

@@ -3,8 +3,9 @@
     python bench/peers/run.py --data ALPACA.json --gguf MODEL.gguf --setting a --steps 12 --rounds 3 --json OUT.json
 
 Setting a: every row is exactly 512 real tokens, no packing anywhere, batch 2 × 512, LoRA rank 8 on all linear layers,
-bf16.  Setting b: natural rows, each tool at its best setting (`BEST`; docs/benchmarks.md tells what was tried).  Every run is a process of its own; tools take turns (peft, llamafactory, lumen, peft, …), so a slow phase of
-the machine meets all of them.
+bf16.  Setting b: natural rows, each tool at its best setting (`BEST`; docs/benchmarks.md tells what was tried).
+Every run is a process of its own; tools take turns (peft, llamafactory, lumen, peft, …), so a slow phase of the machine
+meets all of them.
 
 Measured from outside, alike for every tool: a step ends when its line appears in the tool's own step log (looked at
 every 5 ms); memory is the largest sum of resident sets over the process tree (every 200 ms).
