@@ -11,6 +11,7 @@ Measured from outside, alike for every tool: a step ends when its line appears i
 every 5 ms); memory is the largest sum of resident sets over the process tree (every 200 ms).
     tokens/s             real tokens (no padding), a: steps after the first `--skip`; b: the second of two epochs
     seconds to first step  from starting the process to the end of its first optimizer step
+    CPU s/1000           processor time (all threads) for 1,000 tokens: less sensitive to other load on the machine
     held-out loss        of the saved adapter, by score.py in fp32, for every tool the same
 """
 
@@ -89,6 +90,18 @@ def resident(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time, user and system, that a process tree (its present members) has used."""
+    ticks = 0
+    for member in tree(pid):
+        try:
+            fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        except (OSError, IndexError):
+            continue
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def step_times(job: Job, log: Path, limit: float) -> dict[str, Any]:
     """Run a job and watch it: start, the moment of every step's line, peak memory, exit code."""
     start = time.perf_counter()
@@ -105,6 +118,7 @@ def step_times(job: Job, log: Path, limit: float) -> dict[str, Any]:
     watcher = threading.Thread(target=watch_memory)
     watcher.start()
     moments: list[float] = []
+    processor: list[float] = []
     read = 0
     while True:
         running = process.poll() is None
@@ -118,6 +132,7 @@ def step_times(job: Job, log: Path, limit: float) -> dict[str, Any]:
             for line in whole.splitlines():
                 if is_step(json.loads(line), job.step_key):
                     moments.append(now)
+                    processor.append(cpu_seconds(process.pid))
         if not running:
             break
         if time.perf_counter() - start > limit:
@@ -125,7 +140,13 @@ def step_times(job: Job, log: Path, limit: float) -> dict[str, Any]:
         time.sleep(0.005)
     done.set()
     watcher.join()
-    return {"moments": moments, "peak_rss": peak, "exit": process.returncode, "wall": time.perf_counter() - start}
+    return {
+        "moments": moments,
+        "processor": processor,
+        "peak_rss": peak,
+        "exit": process.returncode,
+        "wall": time.perf_counter() - start,
+    }
 
 
 def is_step(record: dict[str, Any], key: str) -> bool:
@@ -134,15 +155,13 @@ def is_step(record: dict[str, Any], key: str) -> bool:
 
 
 def figures(setting: str, watched: dict[str, Any], tokens: dict[str, int], skip: int) -> dict[str, float]:
-    """Tokens per second over the steady part, seconds to the first step, peak GB."""
-    moments = watched["moments"]
-    if setting == "a":
-        steady = (len(moments) - skip) * 2 * rowmaker.LENGTH / (moments[-1] - moments[skip - 1])
-    else:
-        half = len(moments) // 2
-        steady = tokens["tokens"] / (moments[-1] - moments[half - 1])
+    """Of the steady part tokens per second and processor time; seconds to the first step, peak GB."""
+    moments, processor = watched["moments"], watched["processor"]
+    first = skip - 1 if setting == "a" else len(moments) // 2 - 1
+    counted = (len(moments) - skip) * 2 * rowmaker.LENGTH if setting == "a" else tokens["tokens"]
     return {
-        "tokens_per_second": steady,
+        "tokens_per_second": counted / (moments[-1] - moments[first]),
+        "cpu_seconds_per_1000_tokens": 1000 * (processor[-1] - processor[first]) / counted,
         "seconds_to_first_step": moments[0],
         "peak_rss_gb": watched["peak_rss"] / 1e9,
         "steps": len(moments),
@@ -218,10 +237,18 @@ def main() -> None:
                 sys.exit(f"{tool} ended with {watched['exit']} after {len(watched['moments'])} steps:\n{tail}")
             result = figures(options.setting, watched, sizes[options.setting], options.skip)
             runs.append(
-                {"tool": tool, "round": turn, "adapter": str(job.adapter), **result, "moments": watched["moments"]}
+                {
+                    "tool": tool,
+                    "round": turn,
+                    "adapter": str(job.adapter),
+                    **result,
+                    "moments": watched["moments"],
+                    "processor": watched["processor"],
+                }
             )
             print(
                 f"{options.setting} round {turn} {tool:13s} {result['tokens_per_second']:7.1f} tokens/s  "
+                f"CPU {result['cpu_seconds_per_1000_tokens']:5.2f} s/1000  "
                 f"first step {result['seconds_to_first_step']:5.1f} s  peak {result['peak_rss_gb']:.2f} GB  "
                 f"{result['steps']} steps",
                 flush=True,
@@ -257,6 +284,7 @@ def show(summary: dict[str, dict[str, float]]) -> None:
     for tool, s in summary.items():
         print(
             f"  {tool:13s} {s['tokens_per_second']:7.1f} tokens/s ({s['least']:.0f} to {s['most']:.0f})  "
+            f"CPU {s['cpu_seconds_per_1000_tokens']:5.2f} s/1000  "
             f"first step {s['seconds_to_first_step']:5.1f} s  peak {s['peak_rss_gb']:.2f} GB  "
             f"held-out {s['held_out_loss']:.4f}"
         )
@@ -276,7 +304,14 @@ def summarise(runs: list[dict[str, Any]], tools: list[str]) -> dict[str, dict[st
     summary = {}
     for tool in tools:
         own = [run for run in runs if run["tool"] == tool]
-        keys = ["tokens_per_second", "seconds_to_first_step", "peak_rss_gb", "held_out_loss", "wall_seconds"]
+        keys = [
+            "tokens_per_second",
+            "cpu_seconds_per_1000_tokens",
+            "seconds_to_first_step",
+            "peak_rss_gb",
+            "held_out_loss",
+            "wall_seconds",
+        ]
         summary[tool] = {key: statistics.median(run[key] for run in own) for key in keys}
         speeds = [run["tokens_per_second"] for run in own]
         summary[tool] |= {"least": min(speeds), "most": max(speeds)}

@@ -45,3 +45,23 @@ def test_short_runs_and_missing_compilers_stay_eager_and_say_so(monkeypatch: pyt
     assert all(layer._compiled_call_impl is None for layer in model.model.layers)
     assert ["would not pay" in log.notes()[0], "no C++ compiler" in log.notes()[1]] == [True, True]
     assert len(log.notes()) == 2
+
+
+def test_a_compiler_that_fails_leaves_the_layers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    if compiling.missing_compiler("cpu"):
+        pytest.skip("no C++ compiler on this machine")
+    import torch._inductor.compile_fx as inductor
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(inductor, "compile_fx", broken)
+    model = tiny_llama()
+    ids = torch.arange(11)[None]
+    expected = model(input_ids=ids).logits
+    torch._dynamo.reset()
+    log.forget_notes()
+    compiling.compile_layers(model, "on")
+    assert torch.equal(model(input_ids=ids).logits, expected)
+    assert "no space left" in log.notes()[0] and len(log.notes()) == 1
+    assert all(layer._compiled_call_impl is None for layer in model.model.layers)

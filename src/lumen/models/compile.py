@@ -14,10 +14,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from lumen.core.log import note
 from lumen.models.attention import use_compiled_attention
@@ -70,14 +71,36 @@ def compile_layers(
         return lambda: None
     if own_attention and device.type == "cpu":
         use_compiled_attention(model, fixed_length=fixed_length)
-    for layer in layers:
-        layer.compile()
 
     def undo() -> None:
         for layer in layers:
             setattr(layer, "_compiled_call_impl", None)  # noqa: B010  what nn.Module.compile sets, and nothing unsets
 
+    def give_up(error: Exception) -> None:
+        undo()
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        reason = lines[min(1, len(lines) - 1)][:200]  # the first only names the backend
+        note(f"decoder layers run uncompiled: the compiler failed ({reason}); the result is the same, slower")
+
+    for layer in layers:
+        layer.compile()
+        _guard(layer, give_up)
+
     return undo
+
+
+def _guard(layer: nn.Module, give_up: Callable[[Exception], None]) -> None:
+    """Go on uncompiled where compiling fails: a broken compiler, a full disk, a cache that a kill left half-written."""
+    compiled: Callable[..., Any] = layer._compiled_call_impl  # type: ignore[assignment]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            give_up(error)
+            return layer(*args, **kwargs)
+
+    setattr(layer, "_compiled_call_impl", call)  # noqa: B010
 
 
 MIN_STEPS = 30
