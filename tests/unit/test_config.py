@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lumen.config import FileConfig, dump, json_schema, load
+from lumen.config import FileConfig, dump, foreign_keys, json_schema, load
 from lumen.core import ConfigError, LumenError
 from lumen.trainer.config import RunConfig
 
@@ -282,7 +282,9 @@ def test_dump_reads_back_to_the_same_run(tmp_path: Path) -> None:
 
 def test_schema_describes_every_key() -> None:
     schema = json_schema()
-    assert set(schema["properties"]) == set(FileConfig.model_fields) - {"allow_remote_code"}
+    accepted = {name for name, row in foreign_keys().items() if row.status != "refused"}
+    assert set(schema["properties"]) == (set(FileConfig.model_fields) | accepted) - {"allow_remote_code"}
+    assert {"type": "string"} in schema["properties"]["lora_target"]["anyOf"]  # `q_proj,v_proj` is no mistake
     for name, info in FileConfig.model_fields.items():
         assert info.description, f"{name} has no docstring"
         assert "efault" in info.description or "No default" in info.description, f"{name} names no default"
@@ -301,3 +303,12 @@ def test_errors_are_lumen_errors_with_three_parts(tmp_path: Path) -> None:
     with pytest.raises(LumenError) as caught:
         load(write(tmp_path, "use_galore: true\n"))
     assert caught.value.what and caught.value.where and caught.value.fix
+
+
+def test_a_launcher_of_several_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lumen.trainer.train import run_training
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="a launcher started 2 processes"):
+        run_training(RunConfig(output_dir=str(tmp_path / "run")), resolved="")
+    assert not (tmp_path / "run").exists()

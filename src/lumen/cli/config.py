@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import Any
 
 
 def main(argv: list[str]) -> int:
@@ -32,6 +33,13 @@ def main(argv: list[str]) -> int:
     return _validate(arguments)
 
 
+def _pruned(value: Any) -> Any:
+    """A section without what it leaves open."""
+    if isinstance(value, dict):
+        return {name: _pruned(inner) for name, inner in value.items() if inner not in (None, [])}
+    return [_pruned(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _validate(arguments: argparse.Namespace) -> int:
     import yaml
 
@@ -44,7 +52,7 @@ def _validate(arguments: argparse.Namespace) -> int:
         print(f"note: {line}", file=sys.stderr)
     resolved = dump(loaded.run)
     if not everything:
-        resolved = {name: value for name, value in resolved.items() if name in loaded.given}
+        resolved = {name: _pruned(value) for name, value in resolved.items() if name in loaded.given}
     print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, default_flow_style=None), end="")
     print(f"{arguments.file} is valid", file=sys.stderr)
     return 0

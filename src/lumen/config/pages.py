@@ -121,6 +121,7 @@ def configuration_page() -> str:
         "- Two keys that exclude each other are an error that names both and the choices.",
         "- A key of another tool acts, or is accepted and a note says why it changes nothing, or is refused by name.",
         "  At the value with which it does nothing in its own tool (`deepspeed: null`, `fp8: false`) it is silent.",
+        "- Defaults are theirs, but for three: `logging_steps` is 10 (HF: 500), `plot_loss` and `do_train` are true.",
         "- An `output_dir` that holds a checkpoint is resumed, unless `overwrite_output_dir: true`.",
         "- `trust_remote_code: true` is accepted and changes nothing where the architecture is built in; a model that",
         "  ships its own code is refused unless `--allow-remote-code` is given on the command line.",

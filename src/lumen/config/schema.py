@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 
+from lumen.config.keys import foreign_keys
 from lumen.core import Config
 from lumen.export.config import ExportConfig
 from lumen.trainer.config import RunConfig
@@ -84,4 +85,9 @@ def json_schema() -> dict[str, Any]:
     schema = FileConfig.model_json_schema()
     for name in COMMAND_LINE_ONLY:
         schema["properties"].pop(name, None)
+    quant = schema["properties"]["quant"]
+    schema["properties"]["quant"] = {"anyOf": [{"$ref": quant.pop("$ref")}, {"type": "string"}], **quant}
+    for key in foreign_keys().values():  # an editor should not flag keys that are accepted
+        if key.status != "refused":
+            schema["properties"][key.name] = {"description": f"{key.why} ({key.origin})", "deprecated": True}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Lumen configuration"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 
 def _number_from_text(value: Any) -> Any:
@@ -60,7 +60,9 @@ def _as_list(value: Any) -> Any:
     return value
 
 
-StrList = Annotated[list[str], BeforeValidator(_as_list)]
+_EITHER = WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]})
+
+StrList = Annotated[list[str], BeforeValidator(_as_list), _EITHER]
 """A list of strings, or one comma-separated string."""
 
 

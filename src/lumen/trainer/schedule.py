@@ -81,6 +81,7 @@ def make_schedule(name: str, *, total: int, warmup: int, lr: float, options: dic
     Raises ConfigError for names and options that do not exist.
     """
     options = dict(options or {})
+    lr = lr or 1.0  # a peak of 0 stays 0 whatever the factor is
     if name == "inverse_sqrt":
         timescale = options.pop("timescale", None) or warmup or 10_000
         shift = timescale - warmup

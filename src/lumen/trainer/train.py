@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from lumen.checkpoint import Store
 from lumen.core.errors import ConfigError
 from lumen.core.log import say
@@ -22,6 +24,13 @@ def run_training(config: RunConfig, *, resolved: str) -> RunResult:
         raise ConfigError("`output_dir` must be set", where="output_dir", fix="add `output_dir: runs/my-first`")
     if not config.do_train:
         raise ConfigError("do_train is false", where="do_train", fix="use `lumen eval` to evaluate only")
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world != "1":
+        raise ConfigError(
+            f"a launcher started {world} processes, but training on several devices is not built yet",
+            where="WORLD_SIZE",
+            fix="start one process: `lumen train FILE`, without torchrun or accelerate launch",
+        )
     store = Store(config.output_dir, limit=config.save_total_limit)
     for name in store.sweep():
         say(f"removed {name}, left by an interrupted save")
