@@ -375,3 +375,16 @@ def test_on_a_quantised_base_lora_trains_counts_and_merges_into_what_it_computed
         again = load(tmp_path / "base")
         quantize(again.model, recipe, frozen=True)
         adapt(again, settings(init_lora_weights="pissa"))
+
+
+def test_a_continued_adapters_vocabulary_is_there_before_rows_are_tokenised(tmp_path: Path) -> None:
+    from lumen.adapters.load import adopt_vocabulary
+
+    folder = base(tmp_path)
+    first = load(folder, add_special_tokens=["<a>"])
+    save_adapter(shake(adapt(first, settings(add_special_tokens=["<a>"]))), tmp_path / "a", tokenizer=first.tokenizer)
+    second = load(folder)
+    adopt_vocabulary(second, [str(tmp_path / "a")])
+    assert second.tokenizer("<a>")["input_ids"] == [320] and second.model.config.vocab_size == 321
+    model = adapt(second, settings(adapter_name_or_path=str(tmp_path / "a")))
+    torch.testing.assert_close(logits(model), logits(first.model), atol=1e-5, rtol=0)

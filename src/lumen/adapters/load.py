@@ -79,6 +79,21 @@ def has_tokenizer(path: Path) -> bool:
     return (path / "tokenizer_config.json").is_file()
 
 
+def adopt_vocabulary(loaded: LoadedModel, names: list[str] | None, config: ModelConfig | None = None) -> None:
+    """Take over the last adapter's tokenizer and vocabulary before rows are tokenised; without adapters, nothing."""
+    if names:
+        path = find_adapter(names[-1], config)
+        _adopt_tokenizer(loaded, path, _shapes(path))
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(path / WEIGHTS, framework="pt") as file:
+            return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise ModelError(f"{path / WEIGHTS} is damaged: {error}", where=_KEY, fix="copy the adapter again") from error
+
+
 def load_adapter(loaded: LoadedModel, name: str, *, trainable: bool = False, config: ModelConfig | None = None) -> Any:
     """Put the adapter in `name` onto `loaded.model`; `loaded.model` becomes the PeftModel, which is returned.
 
@@ -89,8 +104,7 @@ def load_adapter(loaded: LoadedModel, name: str, *, trainable: bool = False, con
 
     path = find_adapter(name, config)
     adapter_base(path)
-    with safe_open(path / WEIGHTS, framework="pt") as file:
-        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    shapes = _shapes(path)
     _adopt_tokenizer(loaded, path, shapes)
     model = loaded.model
     try:

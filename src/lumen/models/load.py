@@ -10,8 +10,10 @@ stay tied, new tokens with sensible rows, the attention implementation, no remot
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,6 +73,7 @@ def load_model(
         tokenizer = load_tokenizer(source, config)
         model = _load_weights(source, config, dtype, target)
     _forget_quantization(model)
+    model.name_or_path = model.config.name_or_path = source.reference
     new_tokens = add_tokens(model, tokenizer, config)
     ensure_pad(model, tokenizer)
     if config.upcast_layernorm:
@@ -125,6 +128,7 @@ def _load_weights(source: Source, config: ModelConfig, dtype: torch.dtype | None
     if source.gguf_file:
         arguments["gguf_file"] = source.gguf_file
     verbosity = transformers.logging.get_verbosity()
+    bar = quiet_progress() if _is_small(source) else nullcontext()
     try:
         if config.train_from_scratch:
             arguments.pop("attn_implementation", None)
@@ -141,15 +145,45 @@ def _load_weights(source: Source, config: ModelConfig, dtype: torch.dtype | None
         if device.type != "cpu":
             arguments["device_map"] = {"": device}
         transformers.logging.set_verbosity_error()
-        return AutoModelForCausalLM.from_pretrained(
-            source.path, dtype=dtype or (torch.bfloat16 if source.gguf_file else "auto"), **arguments
-        )
+        with bar:
+            return AutoModelForCausalLM.from_pretrained(
+                source.path, dtype=dtype or (torch.bfloat16 if source.gguf_file else "auto"), **arguments
+            )
     except ModelError:
         raise
     except Exception as error:
         raise _load_error(source, error) from error
     finally:
         transformers.logging.set_verbosity(verbosity)
+
+
+_SMALL_BYTES = 2_000_000_000
+
+
+def _is_small(source: Source) -> bool:
+    """A local model that loads in seconds needs no progress bars."""
+    root = Path(source.path)
+    if not root.is_dir():
+        return False
+    pattern = source.gguf_file or "*.safetensors"
+    return sum(path.stat().st_size for path in root.glob(pattern)) < _SMALL_BYTES
+
+
+@contextmanager
+def quiet_progress() -> Iterator[None]:
+    """No progress bars of other libraries inside the block."""
+    import tqdm.auto
+
+    shown = tqdm.auto.tqdm.__init__
+
+    def hidden(self: Any, *arguments: Any, **keywords: Any) -> None:
+        shown(self, *arguments, **{**keywords, "disable": True})
+
+    tqdm.auto.tqdm.__init__ = hidden
+    try:
+        yield
+    finally:
+        tqdm.auto.tqdm.__init__ = shown
 
 
 def _load_error(source: Source, error: Exception) -> ModelError:

@@ -39,6 +39,13 @@ class Source:
     gguf_file: str | None = None
     revision: str | None = None
 
+    @property
+    def reference(self) -> str:
+        """What an adapter names as its base: the sample's name or the hub id as given, else an absolute path."""
+        if self.given.lower() in SAMPLE_NAMES or not Path(self.path).is_dir():
+            return self.given
+        return str(Path(str(self)).resolve())
+
     def __str__(self) -> str:
         return str(Path(self.path) / self.gguf_file) if self.gguf_file else self.path
 

@@ -14,6 +14,7 @@ import torch
 
 from lumen.adapters.adapt import adapt
 from lumen.adapters.fused import fuse_lora
+from lumen.adapters.load import adopt_vocabulary
 from lumen.checkpoint import seed_everything
 from lumen.core.errors import ConfigError
 from lumen.data.build import build_datasets
@@ -45,6 +46,7 @@ def build(config: RunConfig) -> Run:
     """Everything a training needs.  Raises LumenError with place and remedy for whatever does not fit."""
     seed_everything(config.seed)
     loaded = load_model(config, dtype=compute_dtype(config), device=config.device)
+    adopt_vocabulary(loaded, config.adapter_name_or_path, config)
     datasets = build_datasets(config, loaded.tokenizer, seed=config.seed, stage=config.stage)
     facts: dict[str, Any] = {"base": str(loaded.source), "data": datasets.report, "loaded": loaded}
 
