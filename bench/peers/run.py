@@ -35,11 +35,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import rows as rowmaker
 from tools import HERE, JOBS, Job, Shape, make_environment, python_of, versions
 
-# Setting b: 8 rows (or their worth of packed tokens, about 2,048) per optimizer step for every tool.
+# Setting b: 4 rows, or their worth of packed tokens (about 1,000), per optimizer step for every tool.
 BEST: dict[str, dict[str, Any]] = {
-    "peft": {"batch": 8, "accumulation": 1, "extra": {"arguments": {"train_sampling_strategy": "group_by_length"}}},
-    "llamafactory": {"batch": 2, "accumulation": 2, "extra": {"packing": True, "neat_packing": True}},
-    "lumen": {"batch": 2, "accumulation": 2, "extra": {"packing": True}},
+    "peft": {"batch": 4, "accumulation": 1, "extra": {"arguments": {"train_sampling_strategy": "group_by_length"}}},
+    "llamafactory": {"batch": 2, "accumulation": 1, "extra": {"packing": True, "neat_packing": True}},
+    "lumen": {"batch": 2, "accumulation": 1, "extra": {"packing": True}},
+    "lumen-int8": {"batch": 2, "accumulation": 1, "extra": {"packing": True}},
 }
 
 
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("--tools", default="peft,llamafactory,lumen")
     parser.add_argument("--steps", type=int, default=12, help="a: optimizer steps of a run")
     parser.add_argument("--skip", type=int, default=4, help="a: first steps that do not count")
-    parser.add_argument("--rows", type=int, default=64, help="b: rows; trained twice, the second time counts")
+    parser.add_argument("--rows", type=int, default=32, help="b: rows; trained twice, the second time counts")
     parser.add_argument("--held-out", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=900.0, help="seconds after which a run is stopped")
@@ -289,7 +290,7 @@ def show(summary: dict[str, dict[str, float]]) -> None:
             f"held-out {s['held_out_loss']:.4f}"
         )
     for tool in summary:
-        if "lumen" in summary and tool != "lumen":
+        if "lumen" in summary and not tool.startswith("lumen"):
             ratio = summary["lumen"]["tokens_per_second"] / summary[tool]["tokens_per_second"]
             print(f"  lumen / {tool}: {ratio:.2f}")
 

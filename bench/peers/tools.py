@@ -24,12 +24,12 @@ LEARNING_RATE = 1e-4
 
 def python_of(tool: str) -> Path:
     """The interpreter of a peer's environment; the running one for Lumen."""
-    return Path(sys.executable) if tool == "lumen" else ENVS / tool / "bin" / "python"
+    return Path(sys.executable) if tool.startswith("lumen") else ENVS / tool / "bin" / "python"
 
 
 def make_environment(tool: str) -> None:
     """Create a peer's own environment where it is not there."""
-    if tool == "lumen" or (ENVS / tool / "ready").exists():
+    if tool.startswith("lumen") or (ENVS / tool / "ready").exists():
         return
     print(f"making the environment of {tool} (once)", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(ENVS / tool)], check=True)
@@ -158,4 +158,9 @@ def lumen_job(shape: Shape, model: Path, data: Path, out: Path, extra: dict[str,
     return job
 
 
-JOBS = {"peft": peft_job, "llamafactory": llamafactory_job, "lumen": lumen_job}
+def lumen_int8_job(shape: Shape, model: Path, data: Path, out: Path, extra: dict[str, Any]) -> Job:
+    """Lumen with recipe int8: not the peers' arithmetic, so reported beside the comparison, not as part of it."""
+    return lumen_job(shape, model, data, out, {**extra, "quant": {"recipe": "int8"}})
+
+
+JOBS = {"peft": peft_job, "llamafactory": llamafactory_job, "lumen": lumen_job, "lumen-int8": lumen_int8_job}

@@ -70,7 +70,8 @@ def compile_layers(
         )
         return lambda: None
     if own_attention and device.type == "cpu":
-        use_compiled_attention(model, fixed_length=fixed_length)
+        long = mode == "on" or steps is None or steps >= BLOCKED_STEPS
+        use_compiled_attention(model, fixed_length=fixed_length and long)
 
     def undo() -> None:
         for layer in layers:
@@ -102,6 +103,10 @@ def _guard(layer: nn.Module, give_up: Callable[[Exception], None]) -> None:
 
     setattr(layer, "_compiled_call_impl", call)  # noqa: B010
 
+
+BLOCKED_STEPS = 150
+"""Under `auto`, micro-batches from which unrolled blocks of attention (10 % faster) pay back compiling three times as
+long."""
 
 MIN_STEPS = 30
 """Fewer micro-batches than this do not pay back compiling under `auto`."""
