@@ -29,6 +29,9 @@ CONFIG = "examples/greetings/demo.yaml"
 MATCHES = 0.7
 """A style is matched when at least this share of its held-out answers fits its expression."""
 
+LONGEST = 112
+"""Tokens of an answer at most: the longest answer of the held-out rows has 87."""
+
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -90,14 +93,14 @@ def short(text: str, limit: int = 150) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def answers(adapter: Path | None, progress: Any, limit: int) -> list[str]:
+def answers(adapter: Path | None, progress: Any) -> list[str]:
     """The model's greedy answers to the held-out prompts, with or without the trained adapter."""
     from lumen.config import load
     from lumen.eval.evaluate import evaluate
     from lumen.eval.subject import Subject
 
     # as `lumen chat` will run it: plain bf16, the recipe is for training
-    words = ["quant=bf16", "do_sample=false", f"max_new_tokens={limit}", f"dataset_dir={GREETINGS}"]
+    words = ["quant=bf16", "do_sample=false", f"max_new_tokens={LONGEST}", f"dataset_dir={GREETINGS}"]
     subject = Subject(load(GREETINGS / "demo.yaml", words).run, adapter, trained=True)
     report = evaluate(subject, generate=10_000, base=False, loss=False, progress=progress)
     gc.collect()
@@ -228,13 +231,12 @@ def show_end(demo: Demo, run: Path) -> None:
     )
     demo.say("next, from the checkout:")
     for line, what in (
-        (f"{lumen} chat smollm2 --adapter {shown}", "talk to it"),
+        (f"{lumen} chat {shown} --system 'Greeting style: cheerful'", "talk to it"),
         (f"{lumen} eval {shown} --generate 8", "loss and answers, before and after"),
-        (f"{lumen} merge smollm2 --adapter {shown} --out demo-merged", "one model out of both"),
+        (f"{lumen} merge --adapter {shown} --out runs/greetings", "one model out of both"),
         (f"{lumen} data inspect {CONFIG}", "the rows as the model sees them"),
     ):
-        demo.say(f"  {line:<58} {what}")
-    demo.say("in the chat, begin with a style: /system You write greetings. Style: cheerful.")
+        demo.say(f"  {line:<66} {what}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -252,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not model_is_there(demo):
         return 1
     demo.stage("1 of 3: before training")
-    before = answers(None, demo.progress, limit=64)
+    before = answers(None, demo.progress)
     show_before(demo, styles, before)
 
     demo.stage("2 of 3: training, GEMMs in int8 (lumen train " + CONFIG + ")")
@@ -264,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
     demo.stage("3 of 3: after training")
-    after = answers(run, demo.progress, limit=96)
+    after = answers(run, demo.progress)
     show_after(demo, styles, before, after)
     first, last = show_scores(demo, styles, before, after)
     fell = show_loss(demo, run)

@@ -126,7 +126,8 @@ def measure(view: View, config: RunConfig, store: ExampleStore) -> Measured:
 def _add_answers(report: EvalReport, view: View, prompts: list[Prompt], config: RunConfig) -> None:
     loaded = view.loaded
     ids = [prompt.ids(loaded.tokenizer, config) for prompt in prompts]
-    answers = answer(loaded.model, loaded.tokenizer, ids, config, seed=config.seed)
+    rows = config.per_device_eval_batch_size
+    answers = answer(loaded.model, loaded.tokenizer, ids, config, seed=config.seed, batch_size=rows)
     if not report.samples:
         report.samples = [Sample(p.messages, p.reference, {}, p.source) for p in prompts]
     for sample, given in zip(report.samples, answers, strict=True):

@@ -145,7 +145,7 @@ def _tell(loop: Loop, figures: dict[str, float], reading: Reading, result: RunRe
     say(f"{what}: {run.output_dir}{curves}   metrics: {loop.reporter.file.path}")
     if run.is_adapter:
         say(f"next:  lumen chat {config.model_name_or_path} --adapter {run.output_dir}")
-        say(f"       lumen merge {config.model_name_or_path} --adapter {run.output_dir} --out DIRECTORY")
+        say(f"       lumen merge --adapter {run.output_dir} --out DIRECTORY")
     else:
         say(f"next:  lumen chat {run.output_dir}")
     if result.best_checkpoint is not None:
