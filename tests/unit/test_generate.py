@@ -11,9 +11,10 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from lumen.core import ConfigError, DataError, ModelError
+from lumen.data.templates import stop_token_ids
 from lumen.generate.choose import penalized, probabilities
 from lumen.generate.config import GenerateConfig
-from lumen.generate.sampler import encode, generate, turn_end_ids
+from lumen.generate.sampler import encode, generate
 from lumen.generate.stream import TextStream
 from lumen.models.config import ModelConfig
 from lumen.models.load import load_model
@@ -139,7 +140,7 @@ def test_ends_at_the_end_of_turn_and_streams_what_it_returns() -> None:
 def test_the_templates_end_token_stops_also_where_it_is_not_eos() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = "<|endoftext|>"
-    assert turn_end_ids(tokenizer) == {2}
+    assert 2 in stop_token_ids(tokenizer)
     model = tiny_llama(eos_token_id=0)
     model.generation_config.eos_token_id = 0
     answer = generate(Scripted(model, [60, 2, 61]), tokenizer, "x", GenerateConfig(max_new_tokens=3))[0]

@@ -89,7 +89,7 @@ _ROWS: list[Key] = [
           preprocessing_num_workers=None, preprocessing_batch_size=1000, data_shared_file_system=False),
     *noop(LF, "padding is never learned", ignore_pad_token_for_loss=True),
     *noop(LF, "the buffer of a streamed dataset; datasets here are indexed, not streamed", buffer_size=16384),
-    *refuse(LF, "streaming is not built; rows are indexed on disk and never all in memory, so leave it out",
+    *refuse(LF, "streaming is not built; rows are read in chunks and their tokens live on disk, so leave it out",
             streaming=False),
     *refuse(LF, "beam search is not built; generation samples", eval_num_beams=None),
     *refuse(LF, "several held-out sets are reported as one; evaluate them with one `lumen eval` each",

@@ -114,7 +114,11 @@ def _token_id(tokenizer: Any, text: str) -> int | None:
 
 
 def stop_token_ids(tokenizer: Any) -> list[int]:
-    """Ids at which generation ends: the end token, and whatever token the chat template writes after an answer."""
+    """Ids at which generation ends: the end token, and whatever token the chat template writes after an answer.
+
+    A base model's end token is often another one than its template's; after training on the template, the latter ends
+    the answer.
+    """
     ids = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if not getattr(tokenizer, "chat_template", None):
         return ids

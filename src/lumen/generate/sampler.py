@@ -20,6 +20,7 @@ import torch
 
 from lumen.core import DataError, ModelError
 from lumen.data.render import prompt_ids
+from lumen.data.templates import stop_token_ids
 from lumen.generate.choose import check, is_greedy, next_token
 from lumen.generate.config import GenerateConfig
 from lumen.generate.stream import TextStream
@@ -69,26 +70,6 @@ def encode(
     return ids
 
 
-def turn_end_ids(tokenizer: Any) -> set[int]:
-    """The token that the chat template writes after an assistant's answer, if it is one token.
-
-    A base model's eos is often another one; after training on the template, this is what ends the answer.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        return set()
-    mark = "\ue000"
-    try:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}], tokenize=False
-        )
-    except Exception:  # templates refuse conversations in their own ways; then there is nothing to learn from them
-        return set()
-    _, found, rest = text.rpartition(mark)
-    ids = tokenizer(rest.strip(), add_special_tokens=False)["input_ids"] if found and rest.strip() else []
-    special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-    return {int(ids[0])} if ids and ids[0] in special else set()
-
-
 def generate(
     model: Any,
     tokenizer: Any,
@@ -129,7 +110,7 @@ def generate(
                 where="prompt",
                 fix="shorten it",
             )
-    ends = end_token_ids(model, tokenizer) | turn_end_ids(tokenizer)
+    ends = end_token_ids(model, tokenizer) | set(stop_token_ids(tokenizer))
     stops = [*(config.stop_strings or []), *stop_strings]
     results: dict[int, Generation] = {}
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
