@@ -193,3 +193,12 @@ def test_upcast_norms_keeps_the_stream_in_the_models_dtype() -> None:
     assert upcast_norms(model) == 5
     assert model.model.norm.weight.dtype == torch.float32
     assert model(torch.tensor([[5, 6]])).logits.dtype == torch.bfloat16
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    model = tiny_llama()
+    save_tiny(tmp_path, model)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="pickled weights only"):
+        load_model(config(tmp_path), device="cpu")

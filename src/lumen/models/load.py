@@ -142,6 +142,8 @@ def _load_weights(source: Source, config: ModelConfig, dtype: torch.dtype | None
                 )
         if source.gguf_file:
             arguments["quantization_config"] = GgufConfig(dequantize=True)
+        else:
+            arguments["use_safetensors"] = True  # a pickle runs code when it is read
         if device.type != "cpu":
             arguments["device_map"] = {"": device}
         transformers.logging.set_verbosity_error()
@@ -202,6 +204,12 @@ def _load_error(source: Source, error: Exception) -> ModelError:
             what = "is neither a folder here nor reachable on the hub"
             fix = "check the name and the network, or give the path of a downloaded model"
         return ModelError(f"{source} {what} ({reason})", where="model_name_or_path", fix=fix)
+    if list(Path(source.path).glob("*.bin")) and not list(Path(source.path).glob("*.safetensors")):
+        return ModelError(
+            f"{source} has pickled weights only, which are not read (a pickle can run code)",
+            where="model_name_or_path",
+            fix="convert it once with transformers: load it there and save_pretrained, which writes safetensors",
+        )
     if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text.lower():
         return ModelError(f"{source} does not fit into memory ({reason})", where="device", fix="use a smaller model")
     return ModelError(
