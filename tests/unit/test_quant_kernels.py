@@ -16,9 +16,9 @@ from lumen.kernels.int8 import int8_mm
 from lumen.kernels.reference import int8 as reference
 
 
-@pytest.mark.parametrize("m", [0, 1, 5, 17, 64])
-@pytest.mark.parametrize("k", [1, 2, 3, 7, 33, 64, 1100])
-@pytest.mark.parametrize("n", [1, 3, 8, 65])
+@pytest.mark.parametrize("m", [0, 1, 17])
+@pytest.mark.parametrize("k", [1, 2, 33, 1100])
+@pytest.mark.parametrize("n", [1, 8, 65])
 @pytest.mark.parametrize("views", [(False, False), (True, False), (False, True), (True, True)])
 def test_every_backend_equals_exact_integers(m: int, k: int, n: int, views: tuple[bool, bool]) -> None:
     """Odd shapes and transposed views; torch's own product is wrong at K = 1, which the backend steps around."""

@@ -94,7 +94,14 @@ def test_no_linear_layer_is_an_error_and_nothing_changes_on_error() -> None:
     with pytest.raises(QuantError, match="quantises no layer"):
         quantize(gpt2, "int8")
     model = tiny_llama()
-    for bad in ("fp9", "mxfp4", {"weight": "int8:nope"}, {"nonsense": 1}, {"grad_output": "int8:row+sr"}):
+    for bad in (
+        "fp9",
+        "mxfp4",
+        {"weight": "int8:nope"},
+        {"nonsense": 1},
+        {"grad_output": "int8:row+sr"},
+        "int8-smooth",
+    ):
         with pytest.raises(QuantError):
             quantize(model, bad)
     assert not quantised(model)

@@ -1,8 +1,8 @@
 """encode and decode: from a tensor and a spec to codes and scales, and back.
 
 Every format gives its result in the same form, so that whatever stores, moves or multiplies quantised tensors needs to
-know no format: `codes`, a tensor of the smallest whole type, and `scales`, named tensors (`scale`, and for formats that
-need more, further ones).
+know no format: `codes`, and `scales`, named tensors (`scale`, and for formats that need more, further ones).  Codes
+smaller than a byte come packed.  The shape of the tensor is not in the codes; whoever keeps them keeps it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,33 @@ from __future__ import annotations
 import torch
 
 from lumen.core import QuantError
-from lumen.formats.groups import group_amax, scale_shape
-from lumen.formats.integer import MAX, decode_integer, encode_integer
+from lumen.formats import hadamard
+from lumen.formats.base import Codec, Request, Scales, Shape
+from lumen.formats.expanded import EXPANDED
+from lumen.formats.ggml import GGML
+from lumen.formats.groups import scale_shape
+from lumen.formats.lookup import LOOKUP
+from lumen.formats.mx import MX
 from lumen.formats.noise import Noise
-from lumen.formats.scales import absmax_scale, check_finite
+from lumen.formats.scaled import FLOAT, INTEGER, TERNARY
 from lumen.formats.spec import QuantSpec
 
-BUILT: frozenset[str] = frozenset({"int8"})
-"""Element formats whose codec exists in this version; the rest parse but cannot be used."""
+CODECS: dict[str, Codec] = {
+    "int8": INTEGER, "int4": INTEGER, "ternary": TERNARY, "e4m3": FLOAT, "e5m2": FLOAT,
+    "mxfp8_e4m3": MX, "mxfp8_e5m2": MX, "mxfp6_e3m2": MX, "mxfp6_e2m3": MX, "mxfp4": MX,
+    "nf4": LOOKUP, "dynamic8": LOOKUP, "dynamic4": LOOKUP, "codebook": LOOKUP, "e4m3_expanded": EXPANDED,
+    "q8_0": GGML, "q4_0": GGML,
+}  # fmt: skip
 
-Scales = dict[str, torch.Tensor]
+BUILT: frozenset[str] = frozenset(CODECS)
+"""Element formats whose codec exists in this version; the rest parse but cannot be used."""
 
 
 def require_built(spec: QuantSpec, where: str = "") -> None:
     """Raise QuantError where this version cannot run the spec."""
     if spec.element not in BUILT:
         missing = f"the format {spec.element}"
-    elif spec.transform != "none":
+    elif spec.transform == "smooth":
         missing = f"the transform {spec.transform}"
     elif spec.scaling != "dynamic":
         missing = f"{spec.scaling} scaling"
@@ -47,12 +57,15 @@ def encode(
     nonfinite: str = "raise",
     scale_dtype: torch.dtype = torch.float32,
     name: str = "",
+    importance: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Scales]:
     """Quantise x [..., K] (fp16, bf16 or fp32).
 
     noise:       the draw of stochastic rounding; required by `+sr`, refused otherwise (an ignored option is a bug).
     nonfinite:   `raise` on a group with NaN or Inf, or `mark` it so that it dequantises to NaN.
-    scale_dtype: storage type of the scales, to which they are rounded before the codes are computed.
+    scale_dtype: storage type of the scales of int8, int4, ternary, e4m3 and e5m2, to which they are rounded before the
+                 codes are computed; other formats fix their own.
+    importance:  weights of the values for a learned codebook, x's shape.
     Returns (codes, scales).  Raises QuantError.
     """
     require_built(spec, name)
@@ -64,31 +77,42 @@ def encode(
             + ("rounds stochastically and needs a Noise" if noise is None else "rounds to nearest: no Noise"),
             where=name,
         )
-    amax = group_amax(x, spec.granularity)
-    check_finite(amax, nonfinite, name)
-    scale = absmax_scale(amax, MAX[spec.element], rule=spec.rule, storage=scale_dtype)
-    return encode_integer(x, scale, spec.granularity, MAX[spec.element], noise), {"scale": scale}
+    if importance is not None and spec.element != "codebook":
+        raise QuantError(f"{spec.element} has no use for importance weights", where=name, fix="they are for `codebook`")
+    if scale_dtype != torch.float32 and CODECS[spec.element] not in (INTEGER, TERNARY, FLOAT):
+        raise QuantError(f"{spec.element} fixes the type of its scales", where=name, fix="leave scale_dtype out")
+    if width := _width(spec):
+        x = hadamard.transform(x, width)
+    ask = Request(noise, nonfinite, scale_dtype, name, importance)
+    return CODECS[spec.element].encode(x, spec, ask)
 
 
 def decode(
-    codes: torch.Tensor,
-    scales: Scales,
-    spec: QuantSpec,
-    shape: torch.Size | tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
+    codes: torch.Tensor, scales: Scales, spec: QuantSpec, shape: Shape, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """The values that the codes stand for: `shape`, `dtype`."""
+    """The values that the codes stand for: `shape`, computed in fp32 and rounded once to `dtype`."""
     require_built(spec)
-    return decode_integer(codes, scales["scale"], spec.granularity, dtype).reshape(shape)
+    if width := _width(spec):
+        padded = (*shape[:-1], -(-shape[-1] // width) * width)
+        values = CODECS[spec.element].decode(codes, scales, spec, padded)
+        return hadamard.inverse(values, width, shape[-1]).to(dtype)
+    return CODECS[spec.element].decode(codes, scales, spec, shape).to(dtype)
 
 
 def scale_names(spec: QuantSpec) -> tuple[str, ...]:
     """Names of the tensors that `encode` gives beside the codes, in the order in which layers keep them."""
-    return ("scale",)
+    return CODECS[spec.element].scale_names(spec)
 
 
-def bits_per_value(spec: QuantSpec, shape: torch.Size | tuple[int, ...], scale_bits: int = 32) -> float:
+def bits_per_value(spec: QuantSpec, shape: Shape) -> float:
     """Stored bits per value, scales included, for a tensor of `shape`."""
-    numel = max(1, int(torch.Size(shape).numel()))
-    scales = max(1, int(torch.Size(scale_shape(shape, spec.granularity)).numel()))
-    return spec.format.bits + scale_bits * scales / numel
+    numel = max(1, torch.Size(shape).numel())
+    if spec.format.flat:
+        groups = -(-numel // spec.granularity.cols)
+    else:
+        groups = torch.Size(scale_shape(shape, spec.granularity)).numel()
+    return spec.format.bits + CODECS[spec.element].overhead(spec) * max(1, groups) / numel
+
+
+def _width(spec: QuantSpec) -> int:
+    return int(spec.transform.removeprefix("hadamard")) if spec.transform.startswith("hadamard") else 0

@@ -60,6 +60,21 @@ def group_amax(x: torch.Tensor, gran: Granularity) -> torch.Tensor:
     return to_groups(x.abs(), gran).amax(dim=(-3, -1)).reshape(scale_shape(x.shape, gran)).float()
 
 
+def group_mean_abs(x: torch.Tensor, gran: Granularity) -> torch.Tensor:
+    """Mean magnitude of each group, fp32, shaped like the scales; padding does not count."""
+    ones = torch.ones_like(x, dtype=torch.float32)
+    if gran.kind == "tensor":
+        return x.float().abs().mean() if x.numel() else torch.zeros((), device=x.device)
+    sums, counts = (to_groups(t, gran).sum(dim=(-3, -1)) for t in (x.float().abs(), ones))
+    return (sums / counts.clamp_min(1)).reshape(scale_shape(x.shape, gran))
+
+
+def flat_blocks(x: torch.Tensor, size: int) -> torch.Tensor:
+    """x as [blocks, size] over the flattened tensor, zero-padded: how bitsandbytes cuts a tensor."""
+    flat = x.reshape(-1)
+    return F.pad(flat, (0, -flat.numel() % size)).reshape(-1, size)
+
+
 def spread(scale: torch.Tensor, shape: torch.Size | tuple[int, ...], gran: Granularity) -> torch.Tensor:
     """The scale of every value: broadcastable to `shape`."""
     if gran.kind in ("tensor", "row"):

@@ -73,7 +73,7 @@ def is_linear(module: nn.Module) -> bool:
 def stores_codes(module: nn.Module) -> bool:
     """Whether a linear layer's weight is frozen codes (a QuantLinear), not a floating-point parameter."""
     weight = module._parameters.get("weight")
-    return is_linear(module) and (weight is None or not weight.is_floating_point())
+    return is_linear(module) and (weight is None or weight.dtype.itemsize == 1)
 
 
 def is_router(name: str, module: nn.Module, experts: int | None) -> bool:

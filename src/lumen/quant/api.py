@@ -20,7 +20,7 @@ from lumen.quant.config import QuantConfig, QuantSection
 from lumen.quant.linear import QuantLinear
 from lumen.quant.modules import Found, linear_layers
 from lumen.quant.plan import LayerPlan, plan_layer
-from lumen.quant.policy import Policy
+from lumen.quant.policy import GEMMS, Policy
 from lumen.quant.report import Report, report
 
 Recipe = str | Policy | QuantSection | QuantConfig | Mapping[str, Any]
@@ -77,6 +77,7 @@ def quantize(
         plan = plan_layer(policy, layer.name, frozen=_is_frozen(layer, frozen), protected=bool(layer.protected))
         if not plan.active:
             continue
+        _check_rows(layer, plan)
         if layer.tied:
             raise QuantError(
                 "the output head shares its weight with the embedding and cannot be quantised alone",
@@ -102,6 +103,19 @@ def dequantize(model: nn.Module) -> None:
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if isinstance(module, QuantLinear):
             _set(model, path, made.setdefault(id(module), module.to_linear()))
+
+
+def _check_rows(layer: Found, plan: LayerPlan) -> None:
+    """ggml's blocks need rows of whole blocks; said here, before anything is changed."""
+    assert isinstance(layer.module, nn.Linear)
+    for gemm in GEMMS:
+        for spec in (plan.gemm(gemm).left, plan.gemm(gemm).right):
+            if spec is not None and spec.element in ("q8_0", "q4_0") and layer.module.in_features % 32:
+                raise QuantError(
+                    f"{spec.element} needs rows of a multiple of 32 values, not {layer.module.in_features}",
+                    where=layer.name,
+                    fix=f'leave it out: rules: [{{match: "{layer.name}", weight: none}}]',
+                )
 
 
 def _exchange(model: nn.Module, plans: Mapping[str, LayerPlan]) -> None:

@@ -80,15 +80,20 @@ def shares_codes(plan: LayerPlan) -> bool:
     return plan.dgrad.how == "dequantised" or forward.granularity.transposes
 
 
-def forward_gemm(x: torch.Tensor, weight: torch.Tensor | None, codes: Codes, plan: LayerPlan) -> torch.Tensor:
-    """x [M, K] → y [M, N] = x·Wᵀ in x's dtype; `codes` are forward's, `weight` the master where there is one."""
+def forward_gemm(
+    x: torch.Tensor, weight: torch.Tensor | None, codes: Codes, plan: LayerPlan, shape: tuple[int, int]
+) -> torch.Tensor:
+    """x [M, K] → y [M, N] = x·Wᵀ in x's dtype; `codes` are forward's, `weight` the master where there is one.
+
+    shape: (N, K), since packed codes do not show it.
+    """
     gemm = plan.forward
     if gemm.how == "int8":
         assert gemm.left is not None
         qx, sx = encode_operand(x, gemm.left, 1)
         return int8_matmul(qx, codes[0].t(), sx, codes[1].t() if codes[1].ndim else codes[1], x.dtype)
     if gemm.right is not None:
-        dense = decode_operand(codes, gemm.right, _shape(codes, weight, x), 1, x.dtype)
+        dense = decode_operand(codes, gemm.right, shape, 1, x.dtype)
     else:
         assert weight is not None
         dense = weight.to(x.dtype)
@@ -127,9 +132,3 @@ def wgrad_gemm(dy: torch.Tensor, x: torch.Tensor, gemm: GemmPlan, dtype: torch.d
         return int8_matmul(qy.t(), qx, sy.t() if sy.ndim else sy, sx, dtype)
     left, right = through(dy, gemm.left, 0, dy.dtype), through(x, gemm.right, 0, dy.dtype)
     return (left.t() @ right).to(dtype)
-
-
-def _shape(codes: Codes, weight: torch.Tensor | None, x: torch.Tensor) -> tuple[int, int]:
-    if weight is not None:
-        return weight.shape[0], weight.shape[1]
-    return codes[0].shape[0], x.shape[1]

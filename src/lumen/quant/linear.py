@@ -71,6 +71,7 @@ class _Products(torch.autograd.Function):
         weight: torch.Tensor | None,
         plan: LayerPlan,
         wgrad: bool,
+        out_features: int,
         num_forward: int,
         *codes: torch.Tensor,
     ) -> torch.Tensor:
@@ -83,7 +84,7 @@ class _Products(torch.autograd.Function):
         ctx.save_for_backward(*saved, *dense, *back)
         ctx.plan, ctx.wgrad, ctx.num_saved, ctx.num_codes = plan, wgrad, len(saved), len(codes)
         ctx.x_shape, ctx.weight_dtype = tuple(x.shape), None if weight is None else weight.dtype
-        return gemm.forward_gemm(x, weight, forward, plan)
+        return gemm.forward_gemm(x, weight, forward, plan, (out_features, x.shape[1]))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -102,7 +103,7 @@ class _Products(torch.autograd.Function):
             else:
                 x = gemm.decode_operand(saved, plan.saved_input, ctx.x_shape, 1, dy.dtype)
             dw = gemm.wgrad_gemm(dy, x, plan.wgrad, ctx.weight_dtype)
-        return (dx, dw, None, None, None, *([None] * ctx.num_codes))
+        return (dx, dw, None, None, None, None, *([None] * ctx.num_codes))
 
 
 class QuantLinear(nn.Linear):
@@ -207,19 +208,22 @@ class QuantLinear(nn.Linear):
         wgrad = master is not None and master.requires_grad and not self.plan.frozen
         first, second = self._codes()
         flat = x.reshape(-1, self.in_features)
-        y = _Products.apply(flat, master, self.plan, wgrad, len(first), *first, *second)
+        y = _Products.apply(flat, master, self.plan, wgrad, self.out_features, len(first), *first, *second)
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantLinear:
         """Devices move everything; a dtype changes what is computed in, never codes or scales."""
         exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        codes = self._master().data if self.plan.stores_codes else None
         self.compute_dtype = fn(torch.empty(0, dtype=self.compute_dtype)).dtype
         super()._apply(fn, recurse)
         for name, before in exact.items():
             after = self._buffers[name]
             if after is not None and after.dtype != before.dtype:
                 self._buffers[name] = before.to(after.device)
+        if codes is not None and self._master().dtype != codes.dtype:  # FP8 codes count as floating-point to torch
+            self._parameters["weight"] = nn.Parameter(codes.to(self._master().device), requires_grad=False)
         self._cache = None
         return self
 
@@ -229,7 +233,7 @@ class QuantLinear(nn.Linear):
         Without this a dense weight would be copied into integer codes, truncated.
         """
         weight = state_dict.get(prefix + "weight")
-        if weight is not None and weight.is_floating_point() == self.plan.stores_codes:
+        if weight is not None and (weight.dtype.itemsize > 1) == self.plan.stores_codes:
             state_dict = dict(state_dict)
             spec = self.plan.forward.right
             if spec is None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
-from lumen.formats.codec import require_built
-from lumen.quant.policy import GEMMS, OF_GEMM, Policy
+from lumen.quant.policy import GEMMS, OF_GEMM, Policy, require_operand
 
 _NATIVE_INT8 = ("row", "tensor")
 
@@ -78,15 +77,8 @@ def plan_layer(policy: Policy, name: str, *, frozen: bool, protected: bool) -> L
 def _check(plan: LayerPlan, name: str) -> None:
     used = [g for n in GEMMS if not (n == "wgrad" and plan.frozen) for g in (plan.gemm(n).left, plan.gemm(n).right)]
     for spec in (*used, plan.saved_input):
-        if spec is None:
-            continue
-        require_built(spec, name)
-        if spec.rounding == "stochastic":
-            raise QuantError(
-                f"{spec}: stochastic rounding of GEMM operands is not built in this version",
-                where=name,
-                fix=f"use {spec.with_(rounding='nearest')}; quantize_tensor rounds stochastically already",
-            )
+        if spec is not None:
+            require_operand(spec, name)
     if plan.stores_codes and plan.dgrad.right not in (None, plan.forward.right):
         raise QuantError(
             f"a frozen weight keeps one set of codes, but forward wants {plan.forward.right} and dgrad "

@@ -26,6 +26,7 @@ from typing import Any
 
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
+from lumen.formats.codec import require_built
 
 GEMMS = ("forward", "dgrad", "wgrad")
 OPERANDS = ("weight", "input", "grad_output")
@@ -140,6 +141,17 @@ def parse_spec(text: Any, role: str = "") -> QuantSpec | None:
         return QuantSpec.parse(text)
     except QuantError as error:
         raise QuantError(error.what, where=f"{role}: {text}" if role else str(text), fix=error.fix) from None
+
+
+def require_operand(spec: QuantSpec, where: str = "") -> None:
+    """Raise QuantError where this version cannot use a spec for an operand of a GEMM."""
+    require_built(spec, where)
+    if spec.rounding == "stochastic":
+        raise QuantError(
+            f"{spec} is a valid spec, but stochastic rounding of a GEMM's operand is not built in this version",
+            where=where,
+            fix=f"use {spec.with_(rounding='nearest')}; quantize_tensor rounds stochastically already",
+        )
 
 
 def _of(names: Iterable[str]) -> str:

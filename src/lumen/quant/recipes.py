@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from lumen.core import QuantError
-from lumen.formats.codec import require_built
-from lumen.quant.policy import GEMMS, Policy, PolicyBuilder, Rule, parse_spec
+from lumen.quant.policy import GEMMS, Policy, PolicyBuilder, Rule, parse_spec, require_operand
 
 _BACKWARD = ("dgrad", "wgrad")
 
@@ -93,7 +92,7 @@ def why_not(policy: Policy) -> str:
     """Why this version cannot run a policy; empty where it can."""
     for spec in sorted(policy.specs(), key=str):
         try:
-            require_built(spec)
+            require_operand(spec)
         except QuantError as error:
             return error.what
     return ""
