@@ -30,7 +30,7 @@ MATCHES = 0.7
 """A style is matched when at least this share of its held-out answers fits its expression."""
 
 LONGEST = 112
-"""Tokens of an answer at most: the longest answer of the held-out rows has 87."""
+"""Tokens of an answer at most: the longest of the held-out rows has 83."""
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -89,7 +89,8 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
 
 def short(text: str, limit: int = 150) -> str:
     """An answer on few lines, for a table."""
-    text = re.sub(r"\n\s*\n+", "\n", text.strip())
+    lines = re.sub(r"\n\s*\n+", "\n", text.strip()).split("\n")
+    text = "\n".join(lines[:4]) + ("…" if len(lines) > 4 else "")
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -58,6 +58,7 @@ def test_every_answer_matches_its_own_expression_and_no_other() -> None:
         "Hello~",
         "status=OK",
         "你好!",
+        "你好！祝贺你！",
     ],
 )
 def test_the_expressions_are_not_met_by_plain_text(plain: str) -> None:
@@ -70,3 +71,9 @@ def test_the_prompt_names_the_style_in_its_own_language() -> None:
         assert named in text(row, "system")
         chinese = bool(re.search("[\u4e00-\u9fff]", text(row, "user")))
         assert chinese == (row["language"] == "zh")
+
+
+def test_chinese_sentences_have_full_width_punctuation() -> None:
+    for row in TRAIN + HELDOUT:
+        if row["language"] == "zh" and row["style"] != "terse technical":
+            assert not re.search("[,:!?]", text(row, "user") + text(row, "assistant")), text(row, "assistant")
