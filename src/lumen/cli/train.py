@@ -9,6 +9,11 @@ FLAGS = {
 
 
 def main(argv: list[str]) -> int:
+    import os
+
+    # Waiting OpenMP threads spin for milliseconds and starve whatever else runs on this machine; a short spin costs
+    # nothing alone.  It is read when torch is imported, so it is set here.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from lumen.cli.arguments import split
 
     arguments = split(argv, FLAGS)

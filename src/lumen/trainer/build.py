@@ -28,6 +28,7 @@ from lumen.objectives.linear_cross_entropy import CHUNK_BYTES
 from lumen.optim import make_optimizer, parameter_groups
 from lumen.planner import MemoryEstimate, ModelShape, estimate, run_shape
 from lumen.quant.api import quantize
+from lumen.quant.linear import QuantLinear
 from lumen.trainer.config import RunConfig
 from lumen.trainer.plan import total_steps
 from lumen.trainer.run import Run
@@ -135,6 +136,18 @@ def memory_of(config: RunConfig, model: Any, loader: Loader, *, checkpointing: b
         checkpointing=checkpointing,
         compute_copy=low,  # a 16-bit weight and its fp32 master
         **({"gradient_bytes": 2.0} if low else {}),
+        frozen_bytes=stored_bytes(model),
         logit_bytes=CHUNK_BYTES,
     )
     return estimate(ModelShape.of(model.config), shape)
+
+
+def stored_bytes(model: Any) -> float | None:
+    """Bytes per weight of the layers that hold codes, scales included; None where none does."""
+    size = weights = 0
+    for module in model.modules():
+        if isinstance(module, QuantLinear) and module.spec is not None:
+            held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            size += sum(t.numel() * t.element_size() for name, t in held if name != "bias")
+            weights += module.in_features * module.out_features
+    return size / weights if weights else None
