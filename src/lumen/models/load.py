@@ -97,6 +97,8 @@ def _check_code(source: Source, config: ModelConfig) -> None:
     except Exception as error:
         raise _load_error(source, error) from error
     if source.gguf_file:
+        if config.trust_remote_code:
+            note("trust_remote_code: true changes nothing: a .gguf file ships no code")
         return
     from transformers import CONFIG_MAPPING
 
