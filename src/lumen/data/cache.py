@@ -20,7 +20,7 @@ from lumen.data.examples import Table
 from lumen.data.info import DatasetSpec
 from lumen.data.report import DatasetReport
 
-VERSION = 2
+VERSION = 3
 """Raised with every change that makes other tokens or masks of the same input."""
 
 KEYED = (

@@ -5,9 +5,9 @@ Cut at the end, an overlong prompt loses the assistant's header and the model le
 1. Turns after those that fit are left out; an answer that reaches over the limit loses its tail, and with it its end
    token, so the model never learns to stop where the text was cut.
 2. Where even the first learned turn does not fit, earlier turns that are not learned go first (with `mask_history`).
-3. Then the prompt is cut from the inside: the middle of the longest user or tool text, after that of the system
-   message.  Headers, the question's beginning and end, and the assistant's header stay.  The answer keeps at least
-   half of the room, the prompt what is left.
+3. Then the prompt is cut from the inside, in the middle of its longest texts.  Headers, the question's beginning and
+   end, and the assistant's header stay.  Of the room that the headers leave, the answer may keep half, or more where
+   the prompt needs less; of the rest in the same way the user's and tools' texts half against the system message.
 
 What has no room for any of the answer comes back empty and is dropped and counted by the caller.
 """
@@ -94,14 +94,17 @@ def _inside(
     if room <= 0:
         return ids[:0], np.zeros(0, bool)
     answer = min(stop - first, max(room // 2, room - removable, 1))
-    excess = removable - (room - answer)
     keep = np.ones(first, bool)
-    for begin, end, _ in sorted(texts, key=lambda t: (t[2], t[0] - t[1])):
-        gone = min(excess, end - begin)
+    size = {kind: sum(end - begin for begin, end, k in texts if k == kind) for kind in (_PROMPT, _SYSTEM)}
+    left = room - answer
+    kept = min(size[_PROMPT], max(left // 2, left - size[_SYSTEM]))
+    excess = {_PROMPT: size[_PROMPT] - kept, _SYSTEM: max(0, size[_SYSTEM] - (left - kept))}
+    for begin, end, kind in sorted(texts, key=lambda t: t[0] - t[1]):  # the longest first
+        gone = min(excess[kind], end - begin)
         if gone > 0:
             middle = begin + -(-(end - begin - gone) // 2)
             keep[middle : middle + gone] = False
-            excess -= gone
+            excess[kind] -= gone
     prompt = ids[:first][keep]
     result = np.concatenate([prompt, ids[first : first + answer]])
     learned = np.arange(len(result)) >= len(prompt)
