@@ -72,11 +72,11 @@ def tree(pid: int) -> list[int]:
     while queue:
         current = queue.pop()
         found.append(current)
-        for task in Path(f"/proc/{current}/task").glob("*/children"):
-            try:
+        try:  # a process may end while it is looked at
+            for task in Path(f"/proc/{current}/task").glob("*/children"):
                 queue += [int(child) for child in task.read_text().split()]
-            except OSError:
-                continue
+        except OSError:
+            continue
     return found
 
 

@@ -65,3 +65,23 @@ def test_a_compiler_that_fails_leaves_the_layers_as_they_are(monkeypatch: pytest
     assert torch.equal(model(input_ids=ids).logits, expected)
     assert "no space left" in log.notes()[0] and len(log.notes()) == 1
     assert all(layer._compiled_call_impl is None for layer in model.model.layers)
+
+
+def test_frozen_embeddings_do_not_cost_a_second_graph() -> None:
+    if compiling.missing_compiler("cpu"):
+        pytest.skip("no C++ compiler on this machine")
+    model = tiny_llama()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    model.lm_head.weight.requires_grad_(False)
+    ids = torch.arange(13)[None]
+    model(input_ids=ids, use_cache=False).logits.square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.requires_grad]
+    model.zero_grad()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiling.compile_layers(model, "on")
+    model(input_ids=ids, use_cache=False).logits.square().sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    found = [p.grad for p in model.parameters() if p.requires_grad]
+    for mine, wanted in zip(found, expected, strict=True):
+        assert torch.allclose(mine, wanted, rtol=1e-3, atol=1e-5)
