@@ -174,6 +174,7 @@ def test_fp16_trains(tmp_path: Path) -> None:
     assert records[-1]["train/loss_scale"] >= 1.0
 
 
+@pytest.mark.slow
 def test_compiled_layers_give_the_same_losses(tmp_path: Path) -> None:
     from lumen.models.compile import missing_compiler
 
