@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from rows import encode
 from transformers import (
     AutoModelForCausalLM,
@@ -33,7 +33,8 @@ class Steps(TrainerCallback):
 
 tokenizer = AutoTokenizer.from_pretrained(settings["model"])
 rows = json.loads(Path(settings["rows"]).read_text(encoding="utf-8"))
-encoded = [encode(tokenizer, row) for row in rows]
+# a row is a conversation to be encoded, or already [ids, labels]
+encoded = [row if isinstance(row, list) else encode(tokenizer, row) for row in rows]
 data = [{"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids)} for ids, labels in encoded]
 
 torch.manual_seed(42)
@@ -41,10 +42,11 @@ model = AutoModelForCausalLM.from_pretrained(
     settings["model"], dtype=torch.bfloat16, attn_implementation=settings.get("attention", "sdpa")
 )
 model.config.use_cache = False
-model = get_peft_model(
-    model,
-    LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"),
-)
+if "adapter" in settings:  # go on from given values, so that two tools start from the same ones
+    model = PeftModel.from_pretrained(model, settings["adapter"], is_trainable=True)
+else:
+    lora = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora)
 trainer = Trainer(
     model=model,
     train_dataset=data,
@@ -55,7 +57,6 @@ trainer = Trainer(
         bf16=True,
         use_cpu=True,
         learning_rate=settings["learning_rate"],
-        lr_scheduler_type="linear",
         per_device_train_batch_size=settings["batch"],
         gradient_accumulation_steps=settings["accumulation"],
         max_steps=settings.get("steps", -1),
@@ -64,7 +65,7 @@ trainer = Trainer(
         save_strategy="no",
         report_to="none",
         weight_decay=0.0,
-        **settings.get("arguments", {}),
+        **{"lr_scheduler_type": "linear", **settings.get("arguments", {})},
     ),
 )
 trainer.train()

@@ -19,18 +19,15 @@ LENGTH = 512
 def messages(row: dict[str, str]) -> list[dict[str, str]]:
     """The conversation of an alpaca row, as LLaMA-Factory and Lumen make it."""
     prompt = row["instruction"] + ("\n" + row["input"] if row["input"] else "")
-    return [
-        {"role": "system", "content": row["system"]},
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": row["output"]},
-    ]
+    turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": row["output"]}]
+    return [{"role": "system", "content": row["system"]}, *turns] if "system" in row else turns
 
 
 def encode(tokenizer: Any, row: dict[str, str]) -> tuple[list[int], list[int]]:
     """Token ids of the rendered row, and labels: the answer with its end mark, -100 elsewhere."""
     turns = messages(row)
     text = tokenizer.apply_chat_template(turns, tokenize=False)
-    head = tokenizer.apply_chat_template(turns[:2], tokenize=False, add_generation_prompt=True)
+    head = tokenizer.apply_chat_template(turns[:-1], tokenize=False, add_generation_prompt=True)
     assert text.startswith(head)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     start = len(tokenizer(head, add_special_tokens=False)["input_ids"])

@@ -50,8 +50,9 @@ def imported(folder: str) -> dict[str, str]:
                 names = [node.module]
             else:
                 continue
-            for name in names:
-                found.setdefault(name.partition(".")[0], str(path.relative_to(ROOT)))
+            for name in (name.partition(".")[0] for name in names):
+                if not path.with_name(f"{name}.py").exists():  # a script's neighbour
+                    found.setdefault(name, str(path.relative_to(ROOT)))
     return {name: path for name, path in found.items() if name not in sys.stdlib_module_names}
 
 

@@ -1,6 +1,6 @@
 """Errors, the Config base, atomic files, counter-based randomness, logging. Imports nothing of lumen."""
 
-from lumen.core.config import Config, Count, Float, Int, NonNegative, Positive, Share, Size, StrList
+from lumen.core.config import Config, Count, Float, Int, NonNegative, Positive, PositiveShare, Share, Size, StrList
 from lumen.core.errors import (
     CheckpointError,
     ConfigError,
@@ -14,5 +14,6 @@ from lumen.core.log import note, notes, say, warn
 
 __all__ = [
     "CheckpointError", "Config", "ConfigError", "Count", "DataError", "Float", "HardwareError", "Int", "LumenError",
-    "ModelError", "NonNegative", "Positive", "QuantError", "Share", "Size", "StrList", "note", "notes", "say", "warn",
+    "ModelError", "NonNegative", "Positive", "PositiveShare", "QuantError", "Share", "Size", "StrList", "note",
+    "notes", "say", "warn",
 ]  # fmt: skip

@@ -52,6 +52,9 @@ NonNegative = Annotated[Float, Field(ge=0)]
 Share = Annotated[Float, Field(ge=0, le=1)]
 """A number from 0 to 1."""
 
+PositiveShare = Annotated[Float, Field(gt=0, le=1)]
+"""A number above 0, up to 1."""
+
 
 def _as_list(value: Any) -> Any:
     """`a, b` and `[a, b]` mean the same, as in LLaMA-Factory's files."""

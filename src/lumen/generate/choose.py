@@ -15,21 +15,7 @@ from collections.abc import Iterable
 
 import torch
 
-from lumen.core import ConfigError
 from lumen.generate.config import GenerateConfig
-
-
-def check(config: GenerateConfig) -> None:
-    """Raise ConfigError for settings that mean nothing."""
-    for name, good, fix in (
-        ("temperature", config.temperature >= 0, "0 (greedy) or more"),
-        ("top_p", 0 < config.top_p <= 1, "above 0, up to 1"),
-        ("top_k", config.top_k >= 0, "0 (all tokens) or more"),
-        ("repetition_penalty", config.repetition_penalty > 0, "above 0; 1 changes nothing"),
-        ("max_new_tokens", config.max_new_tokens >= 1, "1 or more"),
-    ):
-        if not good:
-            raise ConfigError(f"{name}: {getattr(config, name)} means nothing", where=name, fix=fix)
 
 
 def is_greedy(config: GenerateConfig) -> bool:

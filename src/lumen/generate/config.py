@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lumen.core import Config, Count, NonNegative, Positive, Share, Size
+from lumen.core import Config, Count, NonNegative, Positive, PositiveShare, Size
 
 
 class GenerateConfig(Config):
@@ -14,7 +14,7 @@ class GenerateConfig(Config):
     temperature: NonNegative = 0.95
     """Divides the logits; 0 is greedy. Default: 0.95."""
 
-    top_p: Share = 0.7
+    top_p: PositiveShare = 0.7
     """Smallest set of tokens whose probability reaches this. Default: 0.7."""
 
     top_k: Size = 50

@@ -10,7 +10,6 @@ from typing import Any
 
 from lumen.core import ConfigError, say
 from lumen.core.files import atomic_write_text
-from lumen.generate.choose import check
 from lumen.generate.open import open_model
 from lumen.generate.prompts import FilePrompt, read_prompts
 from lumen.generate.sampler import Generation, generate
@@ -25,9 +24,8 @@ def answer_file(
     """Answer every prompt of `prompts_file`, in order; returns the objects that were written.
 
     out: a file, written whole at the end (None: each line goes to standard output as soon as it is there).
-    Prompts and sampling are checked before the model is loaded.
+    Prompts are checked before the model is loaded.
     """
-    check(config)
     prompts = read_prompts(prompts_file, encoding=config.encoding)[:limit]
     if out is not None and Path(out).is_dir():
         raise ConfigError(f"{out} is a directory", where="--out", fix="give a file name")

@@ -21,7 +21,7 @@ import torch
 from lumen.core import DataError, ModelError
 from lumen.data.render import prompt_ids
 from lumen.data.templates import stop_token_ids
-from lumen.generate.choose import check, is_greedy, next_token
+from lumen.generate.choose import is_greedy, next_token
 from lumen.generate.config import GenerateConfig
 from lumen.generate.stream import TextStream
 from lumen.models.tokenizer import end_token_ids
@@ -96,7 +96,6 @@ def generate(
     model's context.
     """
     config = config or GenerateConfig()
-    check(config)
     rows = cast("list[Prompt]", [prompts] if _is_one(prompts) else list(prompts))
     encoded = [
         encode(tokenizer, row, tools=tools, enable_thinking=enable_thinking, default_system=default_system)
