@@ -42,8 +42,8 @@ unit: $(READY) ## the default test suite alone; ARGS="tests/unit/test_x.py -k y"
 test-slow: $(READY) ## kill -9 twenty times, real-model tests, long parity runs
 	@$(PYTEST) -m slow -rs $(ARGS)
 
-bench-peers: $(READY) ## train the same rows with PEFT + HF Trainer and LLaMA-Factory, in turns (an hour, own environments)
-	@$(BIN)/python -m bench.peers $(ARGS)
+bench-peers: $(READY) ## PEFT + HF Trainer, LLaMA-Factory and Lumen on the same rows, in turns; ARGS="--data FILE.json --setting a"
+	@$(BIN)/python bench/peers/run.py $(ARGS)
 
 gpu-check: $(READY) ## on a machine with a GPU: a few steps per dtype against the CPU
 	@PYTHON=$(BIN)/python bash bench/gpu_check.sh

@@ -34,6 +34,10 @@ BROKEN = [
     ("do_eval: true", ["do_eval", "val_size", "eval_dataset"]),
     ("eval_dataset: b\nload_best_model_at_end: true", ["load_best_model_at_end", "eval_strategy"]),
     ("eval_dataset: b\nearly_stopping_patience: 3", ["early_stopping_steps", "eval_strategy"]),
+    (
+        "eval_dataset: b\neval_strategy: steps\nload_best_model_at_end: true\nsave_only_model: true",
+        ["save_only_model", "load_best_model_at_end"],
+    ),
     ("bf16: true\nfp16: true", ["bf16", "fp16"]),
     ("pure_bf16: true\nfp16: true", ["pure_bf16", "fp16"]),
     ("use_dora: true\nfinetuning_type: freeze", ["use_dora", "finetuning_type: freeze"]),

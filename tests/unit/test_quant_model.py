@@ -300,3 +300,21 @@ def test_a_frozen_master_gets_no_wgrad() -> None:
     with trace() as calls:
         model(torch.randn(4, 16, requires_grad=True)).backward(torch.randn(4, 8))
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int8-backward", "int8-weight-only"])
+def test_a_compiled_layer_with_lora_is_one_graph(recipe: str) -> None:
+    """A break in a graph costs what compiling gains: the layers of a quantised LoRA model share one whole graph."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    model = tiny_llama().to(torch.bfloat16)
+    quantize(model, recipe, frozen=True)
+    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+    model.get_input_embeddings().register_forward_hook(lambda module, args, output: output.requires_grad_())
+    for layer in model.model.layers:
+        layer.compile(backend="aot_eager")
+    counters.clear()
+    adapted(input_ids=torch.arange(2, 40)[None], use_cache=False).logits.float().square().mean().backward()
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1

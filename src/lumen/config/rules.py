@@ -178,6 +178,12 @@ def _loop(run: FileConfig, refuse: Refuse) -> list[str]:
             "keep one of them",
             "overwrite_output_dir", "resume_from_checkpoint",
         )  # fmt: skip
+    if run.save_only_model and run.load_best_model_at_end:
+        raise refuse(
+            "`load_best_model_at_end` goes back to a checkpoint's state, which `save_only_model` does not write",
+            "remove save_only_model (save_total_limit: 1 keeps the disk small)",
+            "save_only_model", "load_best_model_at_end",
+        )  # fmt: skip
     if run.warmup_ratio > 0 and run.warmup_steps > 0:
         notes.append("`warmup_steps` is used; `warmup_ratio` is overridden by it, as in transformers")
     return notes

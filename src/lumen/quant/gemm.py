@@ -66,6 +66,11 @@ def weight_codes(weight: torch.Tensor, plan: LayerPlan) -> tuple[Codes, Codes]:
     return first, encode_operand(weight, dgrad, 0)
 
 
+def num_codes(spec: QuantSpec | None) -> int:
+    """Tensors in which an operand of this spec is kept: the codes and what they are scaled with."""
+    return 1 + len(scale_names(spec)) if spec else 0
+
+
 def shares_codes(plan: LayerPlan) -> bool:
     """Whether dgrad reads forward's codes.
 

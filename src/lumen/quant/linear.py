@@ -68,15 +68,16 @@ class _Products(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
-        weight: torch.Tensor | None,
         plan: LayerPlan,
         wgrad: bool,
         out_features: int,
-        num_forward: int,
-        *codes: torch.Tensor,
+        *tensors: torch.Tensor,
     ) -> torch.Tensor:
-        forward = codes[:num_forward]
-        back = forward if gemm.shares_codes(plan) else codes[num_forward:]
+        # The master, where there is one, then the codes: an argument that is None would make Dynamo break the graph.
+        weight, codes = (None, tensors) if plan.stores_codes else (tensors[0], tensors[1:])
+        count = gemm.num_codes(plan.forward.right)
+        forward = codes[:count]
+        back = forward if gemm.shares_codes(plan) else codes[count:]
         saved: tuple[torch.Tensor, ...] = ()
         if wgrad:
             saved = gemm.encode_operand(x, plan.saved_input, 1) if plan.saved_input else (x,)
@@ -103,7 +104,8 @@ class _Products(torch.autograd.Function):
             else:
                 x = gemm.decode_operand(saved, plan.saved_input, ctx.x_shape, 1, dy.dtype)
             dw = gemm.wgrad_gemm(dy, x, plan.wgrad, ctx.weight_dtype)
-        return (dx, dw, None, None, None, None, *([None] * ctx.num_codes))
+        master = () if plan.stores_codes else (dw,)
+        return (dx, None, None, None, *master, *([None] * ctx.num_codes))
 
 
 class QuantLinear(nn.Linear):
@@ -208,7 +210,8 @@ class QuantLinear(nn.Linear):
         wgrad = master is not None and master.requires_grad and not self.plan.frozen
         first, second = self._codes()
         flat = x.reshape(-1, self.in_features)
-        y = _Products.apply(flat, master, self.plan, wgrad, self.out_features, len(first), *first, *second)
+        tensors = (*first, *second) if master is None else (master, *first, *second)
+        y = _Products.apply(flat, self.plan, wgrad, self.out_features, *tensors)
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
