@@ -26,7 +26,7 @@ def text(row: dict[str, Any], role: str) -> str:
     return next(message["content"] for message in row["messages"] if message["role"] == role)
 
 
-@pytest.mark.parametrize(("part", "per_cell", "least"), [(TRAIN, 12, 60), (HELDOUT, 4, 16)], ids=["train", "heldout"])
+@pytest.mark.parametrize(("part", "per_cell", "least"), [(TRAIN, 16, 60), (HELDOUT, 4, 16)], ids=["train", "heldout"])
 def test_rows_are_enough_and_balanced(part: list[dict[str, Any]], per_cell: int, least: int) -> None:
     assert len(part) >= least
     cells = Counter((row["style"], row["language"]) for row in part)
@@ -77,3 +77,19 @@ def test_chinese_sentences_have_full_width_punctuation() -> None:
     for row in TRAIN + HELDOUT:
         if row["language"] == "zh" and row["style"] != "terse technical":
             assert not re.search("[,:!?]", text(row, "user") + text(row, "assistant")), text(row, "assistant")
+
+
+def test_cheerful_and_cute_differ_from_the_first_word_to_the_last() -> None:
+    """What the model can tell apart early: cheerful exclaims and never draws out, cute draws out and never exclaims."""
+    opening = {
+        "cheerful": re.compile(r"\A(?:Yay|Hooray|Woohoo)! |\A(?:太棒了|好耶)！"),
+        "cute": re.compile(r"\A(?:Hehe|Aww|Nyaa)~ |\A(?:嘻嘻|喵)~"),
+    }
+    for row in TRAIN + HELDOUT:
+        if row["style"] in opening:
+            answer = text(row, "assistant")
+            assert opening[row["style"]].match(answer), answer
+            assert ("~" in answer, "!" in answer or "！" in answer) == (
+                row["style"] == "cute",
+                row["style"] == "cheerful",
+            ), answer

@@ -92,3 +92,43 @@ def test_a_loss_that_does_not_fall_is_the_demos_failure(
     assert demo.main(["--run", str(tmp_path / "good")]) == 0
     fell = False
     assert demo.main(["--run", str(tmp_path / "bad")]) == 1
+
+
+@pytest.mark.parametrize(("styles_learned", "status"), [(4, 0), (3, 0), (2, 1)])
+def test_fewer_than_three_styles_are_the_demos_failure(
+    demo: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    styles_learned: int,
+    status: int,
+) -> None:
+    styles = demo.Styles()
+    learned = list(styles.table)[:styles_learned]
+
+    def answers(adapter: Path | None, progress: object) -> list[str]:
+        gold = [row["messages"][-1]["content"] if row["style"] in learned else "Hello!" for row in styles.rows]
+        return gold if adapter else ["Hello!"] * len(gold)
+
+    def train(run: Path, words: object) -> int:
+        from tests.unit.test_compare import write_run
+
+        write_run(run)
+        return 0
+
+    monkeypatch.setattr(demo, "answers", answers)
+    monkeypatch.setattr(demo, "model_is_there", lambda _: True)
+    monkeypatch.setattr(demo, "train", train)
+    assert demo.main(["--run", str(tmp_path / "run")]) == status
+    printed = capsys.readouterr().out
+    assert f"styles matched: 0 of 4 before, {styles_learned} of 4 after" in printed and "total time: " in printed
+    assert ("FAILED: 2 styles matched after training" in printed) == bool(status)
+
+
+def test_the_lines_of_what_to_type_next_fit_a_hundred_columns(
+    demo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(ROOT / ".venv" / "bin" / "python"))
+    demo.show_end(demo.Demo(), demo.RUN)
+    lines = capsys.readouterr().out.split("next, from the checkout:\n")[1].splitlines()
+    assert len(lines) == 4 and all(".venv/bin/lumen" in line and len(line) <= 100 for line in lines)
