@@ -159,8 +159,19 @@ def lumen_job(shape: Shape, model: Path, data: Path, out: Path, extra: dict[str,
 
 
 def lumen_int8_job(shape: Shape, model: Path, data: Path, out: Path, extra: dict[str, Any]) -> Job:
-    """Lumen with recipe int8: not the peers' arithmetic, so reported beside the comparison, not as part of it."""
+    """Lumen with recipe int8: not the peers' arithmetic, so it has a line of its own."""
     return lumen_job(shape, model, data, out, {**extra, "quant": {"recipe": "int8"}})
 
 
-JOBS = {"peft": peft_job, "llamafactory": llamafactory_job, "lumen": lumen_job, "lumen-int8": lumen_int8_job}
+def lumen_int8_backward_job(shape: Shape, model: Path, data: Path, out: Path, extra: dict[str, Any]) -> Job:
+    """Lumen with recipe int8-backward (forward in bf16): likewise."""
+    return lumen_job(shape, model, data, out, {**extra, "quant": {"recipe": "int8-backward"}})
+
+
+JOBS = {
+    "peft": peft_job,
+    "llamafactory": llamafactory_job,
+    "lumen": lumen_job,
+    "lumen-int8": lumen_int8_job,
+    "lumen-int8-backward": lumen_int8_backward_job,
+}

@@ -13,7 +13,7 @@ A step holds, at its worst moment:
     runtime      Python, torch and its libraries, before any tensor
 
 Parts are summed: their peaks do not all coincide, so the sum is an upper estimate in the way that is useful before a
-run.  What it is worth is measured: docs/hardware.md gives estimates beside the memory of real runs.
+run.  `bench/memory_estimate.py` puts estimates beside the memory of real runs.
 """
 
 from __future__ import annotations
