@@ -111,8 +111,8 @@ def _guard(layer: nn.Module, give_up: Callable[[Exception], None], *, first: boo
 
 
 BLOCKED_STEPS = 150
-"""Under `auto`, micro-batches from which unrolled blocks of attention (10 % faster) pay back compiling three times as
-long."""
+"""Under `auto`, micro-batches from which unrolled blocks of attention pay back their longer compiling.  An estimate: a
+layer was about 10 % faster in one loaded measurement; the break-even itself was not measured."""
 
 MIN_STEPS = 30
-"""Fewer micro-batches than this do not pay back compiling under `auto`."""
+"""Fewer micro-batches than this are taken not to pay back compiling under `auto`; an estimate, not measured."""
