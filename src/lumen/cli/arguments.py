@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lumen.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lumen.config import LoadedConfig
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,39 @@ def renamed(argv: Sequence[str], names: Mapping[str, str]) -> list[str]:
         option, equals, value = word.partition("=")
         words.append(f"--{names[option]}{equals}{value}" if option in names else word)
     return words
+
+
+_ANSWER_FLAGS = ("--allow-remote-code", "--greedy")
+_ANSWER_KEYS = {"--adapter": "adapter_name_or_path", "--model": "model_name_or_path", "--system": "default_system"}
+
+
+def split_for_answers(argv: Sequence[str]) -> Arguments:
+    """`split` for the verbs that answer (chat, generate): their short options and switches."""
+    return split(renamed(argv, _ANSWER_KEYS), _ANSWER_FLAGS)
+
+
+def load_for_answers(arguments: Arguments, *, fix: str) -> LoadedConfig:
+    """The configuration of a verb that answers; its plain word is a configuration file or a model.  Says the notes.
+
+    Raises ConfigError with `fix` where neither a model nor an adapter is named.
+    """
+    from lumen.config import load
+    from lumen.core import note
+
+    values: dict[str, Any] = {}
+    file = arguments.file
+    if file is not None and not is_config_file(file):
+        values["model_name_or_path"], file = file, None
+    if "--allow-remote-code" in arguments.flags:
+        values["allow_remote_code"] = True
+    if "--greedy" in arguments.flags:
+        values["do_sample"] = False
+    loaded = load(file, arguments.overrides, values=values)
+    for line in loaded.notes:
+        note(line)
+    if not loaded.run.model_name_or_path and not loaded.run.adapter_name_or_path:
+        raise ConfigError("no model was given", where="command line", fix=fix)
+    return loaded
 
 
 def _is_assignment(word: str) -> bool:

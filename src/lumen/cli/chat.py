@@ -22,35 +22,18 @@ In the conversation: /clear forgets it, /system TEXT sets the system message and
 ends in \\ is continued on the next. Ctrl-C stops an answer.
 """
 
-FLAGS = ("--allow-remote-code", "--greedy")
-SHORT = {"--adapter": "adapter_name_or_path", "--model": "model_name_or_path", "--system": "default_system"}
 HELP = "/clear forgets the conversation, /system TEXT sets the system message, /exit ends; Ctrl-C stops an answer"
 
 
 def main(argv: list[str]) -> int:
-    from lumen.cli.arguments import is_config_file, renamed, split, take
+    from lumen.cli.arguments import load_for_answers, split_for_answers, take
 
     prompts, rest = take(argv, "--prompt")
-    arguments = split(renamed(rest, SHORT), FLAGS)
+    arguments = split_for_answers(rest)
     if arguments.help or not argv:
         print(USAGE, end="", file=sys.stdout if arguments.help else sys.stderr)
         return 0 if arguments.help else 2
-    from lumen.config import load
-    from lumen.core import ConfigError, note
-
-    values: dict[str, Any] = {}
-    file = arguments.file
-    if file is not None and not is_config_file(file):
-        values["model_name_or_path"], file = file, None
-    if "--allow-remote-code" in arguments.flags:
-        values["allow_remote_code"] = True
-    if "--greedy" in arguments.flags:
-        values["do_sample"] = False
-    loaded = load(file, arguments.overrides, values=values)
-    for line in loaded.notes:
-        note(line)
-    if not loaded.run.model_name_or_path and not loaded.run.adapter_name_or_path:
-        raise ConfigError("no model was given", where="command line", fix="lumen chat MODEL, or --adapter DIR")
+    loaded = load_for_answers(arguments, fix="lumen chat MODEL, or --adapter DIR")
     from lumen.generate.chat import Chat
     from lumen.generate.open import open_model
 

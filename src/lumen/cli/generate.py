@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 USAGE = """usage: lumen generate --model MODEL --prompts FILE [--out FILE.jsonl] [--adapter DIR] [key=value ...]
        lumen generate FILE.yaml --prompts FILE ...
@@ -23,40 +22,24 @@ kept as the reference and not shown to the model.
   key=value            any key: temperature=0.7 max_new_tokens=200 template=qwen3 seed=1
 """
 
-FLAGS = ("--allow-remote-code", "--greedy")
-SHORT = {"--adapter": "adapter_name_or_path", "--model": "model_name_or_path", "--system": "default_system"}
-
 
 def main(argv: list[str]) -> int:
-    from lumen.cli.arguments import is_config_file, renamed, split, take, whole_number
+    from lumen.cli.arguments import load_for_answers, split_for_answers, take, whole_number
 
     rest = list(argv)
     given: dict[str, str] = {}
     for option in ("--prompts", "--out", "--batch-size", "--limit"):
         found, rest = take(rest, option)
         given |= {option: found[-1]} if found else {}
-    arguments = split(renamed(rest, SHORT), FLAGS)
+    arguments = split_for_answers(rest)
     if arguments.help or not argv:
         print(USAGE, end="", file=sys.stdout if arguments.help else sys.stderr)
         return 0 if arguments.help else 2
-    from lumen.config import load
-    from lumen.core import ConfigError, note
+    from lumen.core import ConfigError
 
     if "--prompts" not in given:
         raise ConfigError("no prompts were given", where="command line", fix="--prompts FILE")
-    values: dict[str, Any] = {}
-    file = arguments.file
-    if file is not None and not is_config_file(file):
-        values["model_name_or_path"], file = file, None
-    if "--allow-remote-code" in arguments.flags:
-        values["allow_remote_code"] = True
-    if "--greedy" in arguments.flags:
-        values["do_sample"] = False
-    loaded = load(file, arguments.overrides, values=values)
-    for line in loaded.notes:
-        note(line)
-    if not loaded.run.model_name_or_path and not loaded.run.adapter_name_or_path:
-        raise ConfigError("no model was given", where="command line", fix="--model MODEL")
+    loaded = load_for_answers(arguments, fix="--model MODEL")
     from lumen.generate.file import answer_file
 
     answer_file(

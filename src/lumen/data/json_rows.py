@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lumen.core import DataError
-from lumen.data.lines import BadRow, Row, lines_of, text_of_file
+from lumen.data.lines import BadRow, Row, lines_of, numbered_lines, text_of_file
 
 MAX_DEPTH = 64
 """JSON nested deeper than this is refused: no row format needs it, and Python's parser overflows on what does."""
@@ -161,16 +161,11 @@ def _error_line(text: str) -> int:
 
 
 def _json_lines(path: Path, encoding: str) -> Iterator[Row | BadRow]:
-    number = 0
-    for line_number, line in lines_of(path, encoding):
-        if isinstance(line, BadRow):
-            number += 1
-            line.number = number
-            yield line
+    for found in numbered_lines(path, encoding):
+        if isinstance(found, BadRow):
+            yield found
             continue
-        if not line.strip():
-            continue
-        number += 1
+        number, line_number, line = found
         try:
             yield Row(number, line_number, parse_json(line))
         except ValueError as error:

@@ -75,6 +75,19 @@ def lines_of(path: Path, encoding: str) -> Iterator[tuple[int, str | BadRow]]:
             offset += len(raw)
 
 
+def numbered_lines(path: Path, encoding: str) -> Iterator[tuple[int, int, str] | BadRow]:
+    """(row number from 1, line number, text) of every line that is not blank; a numbered BadRow for bad bytes."""
+    row = 0
+    for line_number, line in lines_of(path, encoding):
+        if isinstance(line, BadRow):
+            row += 1
+            line.number = row
+            yield line
+        elif line.strip():
+            row += 1
+            yield row, line_number, line
+
+
 def _wide(encoding: str) -> bool:
     """Encodings whose line feed is more than one byte cannot be split before decoding."""
     try:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lumen.core import DataError
 from lumen.data.json_rows import read_json
-from lumen.data.lines import BadRow, Row, lines_of, place, text_of_file
+from lumen.data.lines import BadRow, Row, numbered_lines, place, text_of_file
 
 __all__ = ["SUFFIXES", "BadRow", "Row", "place", "read_rows"]
 
@@ -85,16 +85,10 @@ def _csv(path: Path, encoding: str, delimiter: str) -> Iterator[Row | BadRow]:
 
 
 def _text(path: Path, encoding: str) -> Iterator[Row | BadRow]:
-    number = 0
-    for line_number, line in lines_of(path, encoding):
-        if isinstance(line, BadRow):
-            number += 1
-            line.number = number
-            yield line
-        elif line.strip():
-            number += 1
-            yield Row(number, line_number, {"text": line})
-    if number == 0:
+    found: tuple[int, int, str] | BadRow | None = None
+    for found in numbered_lines(path, encoding):
+        yield found if isinstance(found, BadRow) else Row(found[0], found[1], {"text": found[2]})
+    if found is None:
         raise DataError("the file holds nothing but blank lines", where=str(path))
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from lumen.kernels.reference.optimizer import adamw_step_many, sgd_step_many
-from lumen.optim.base import Master, NamedOptimizer
+from lumen.optim.base import Master, NamedOptimizer, Tensors
 
 
 class AdamW(NamedOptimizer):
@@ -34,13 +32,7 @@ class AdamW(NamedOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(groups, defaults, master=master, seed=seed)
 
-    def update(
-        self,
-        work: list[torch.Tensor],
-        grads: list[torch.Tensor],
-        group: dict[str, Any],
-        params: list[torch.Tensor],
-    ) -> None:
+    def update(self, work: Tensors, grads: Tensors, group: dict[str, Any], params: Tensors) -> None:
         """AdamW on the whole group; one call for all parameters that have made the same number of steps."""
         beta1, beta2 = group["betas"]
         for step in sorted({self.state[p]["step"] for p in params}):
@@ -73,12 +65,6 @@ class SGD(NamedOptimizer):
     ):
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay}, master=master, seed=seed)
 
-    def update(
-        self,
-        work: list[torch.Tensor],
-        grads: list[torch.Tensor],
-        group: dict[str, Any],
-        params: list[torch.Tensor],
-    ) -> None:
+    def update(self, work: Tensors, grads: Tensors, group: dict[str, Any], params: Tensors) -> None:
         """SGD on the whole group with one call."""
         sgd_step_many(work, grads, lr=group["lr"], weight_decay=group["weight_decay"])

@@ -24,6 +24,7 @@ from lumen.core.random import random_bits
 from lumen.kernels.reference.optimizer import stochastic_round_bf16
 
 Master = Literal["fp32", "bf16"]
+Tensors = list[torch.Tensor]
 
 
 class NamedOptimizer(torch.optim.Optimizer):
@@ -56,7 +57,7 @@ class NamedOptimizer(torch.optim.Optimizer):
 
     # -- the step ---------------------------------------------------------------------------------------------------
 
-    def update(self, work: list[torch.Tensor], grads: list[torch.Tensor], group: dict[str, Any], params: list) -> None:
+    def update(self, work: Tensors, grads: Tensors, group: dict[str, Any], params: Tensors) -> None:
         """Change `work` (fp32) in place.  `self.state[p]` of `params` holds the fp32 states."""
         raise NotImplementedError
 

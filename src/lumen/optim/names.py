@@ -9,7 +9,7 @@ from typing import Any
 from lumen.core.errors import ConfigError
 from lumen.core.log import note
 from lumen.optim.adamw import SGD, AdamW
-from lumen.optim.base import Master, NamedOptimizer
+from lumen.optim.base import NamedOptimizer
 
 _SAME = {"adamw_torch", "adamw"}
 _NOTED = {
@@ -57,14 +57,14 @@ def make_optimizer(
     optim: str,
     groups: Iterable[dict[str, Any]],
     *,
-    lr: float,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    master: Master = "fp32",
-    seed: int = 0,
+    **common: Any,
 ) -> NamedOptimizer:
-    """The optimizer for an HF `optim` name over `parameter_groups(...)`."""
+    """The optimizer for an HF `optim` name over `parameter_groups(...)`.
+
+    betas, eps: AdamW's.  common: `lr`, `weight_decay`, `master` and `seed`, as every optimizer here takes them.
+    """
     if resolve_name(optim) == "sgd":
-        return SGD(groups, lr=lr, weight_decay=weight_decay, master=master, seed=seed)
-    return AdamW(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, master=master, seed=seed)
+        return SGD(groups, **common)
+    return AdamW(groups, betas=betas, eps=eps, **common)

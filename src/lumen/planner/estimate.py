@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lumen.core.log import note
+from lumen.objectives.linear_cross_entropy import CHUNK_BYTES
 from lumen.planner.shape import ModelShape
 from lumen.planner.trace import Saved, saved_for_backward
 
@@ -30,9 +31,6 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 RUNTIME_CPU = 460 << 20
 """Resident memory of a Python process after `import torch, transformers, peft` (CPU build)."""
-
-LOGIT_CHUNK_BYTES = 64 << 20
-"""fp32 logits that the chunked loss holds at once (objectives.linear_cross_entropy.CHUNK_BYTES)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class RunShape:
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 8.0
     checkpointing: bool = True
-    logit_bytes: int = LOGIT_CHUNK_BYTES
+    logit_bytes: int = CHUNK_BYTES
     runtime_bytes: int = RUNTIME_CPU
 
 

@@ -24,7 +24,6 @@ from lumen.models.compile import compile_layers
 from lumen.models.freeze import count_parameters
 from lumen.models.load import load_model
 from lumen.objectives.head import head_plan
-from lumen.objectives.linear_cross_entropy import CHUNK_BYTES
 from lumen.optim import make_optimizer, parameter_groups
 from lumen.planner import MemoryEstimate, ModelShape, estimate, run_shape
 from lumen.quant.api import quantize
@@ -137,7 +136,6 @@ def memory_of(config: RunConfig, model: Any, loader: Loader, *, checkpointing: b
         compute_copy=low,  # a 16-bit weight and its fp32 master
         **({"gradient_bytes": 2.0} if low else {}),
         frozen_bytes=stored_bytes(model),
-        logit_bytes=CHUNK_BYTES,
     )
     return estimate(ModelShape.of(model.config), shape)
 
