@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.numerics.measure import gaussian
 
+from lumen.bench.numerics.measure import gaussian
 from lumen.core import QuantError
 from lumen.formats import FORMATS, Noise, QuantSpec, decode, encode
 from lumen.formats.floats import GRIDS, fnuz_to_ocp, ocp_to_fnuz

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.numerics.measure import gaussian, outliers
 
+from lumen.bench.numerics.measure import gaussian, outliers
 from lumen.formats import QuantSpec, decode, encode
 from lumen.formats.ggml import gguf_blocks
 from lumen.formats.lookup import NF4, dynamic8_table

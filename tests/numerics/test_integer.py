@@ -4,32 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.numerics.measure import gaussian, outliers, sqnr
 
+from lumen.bench.numerics.measure import gaussian, sqnr, trip
 from lumen.core import QuantError
 from lumen.formats import Noise, QuantSpec, decode, encode
 from lumen.kernels.int8 import int8_matmul, quantize_int8
-
-
-def trip(x: torch.Tensor, text: str, **kwargs: object) -> torch.Tensor:
-    spec = QuantSpec.parse(text)
-    codes, scales = encode(x, spec, **kwargs)  # type: ignore[arg-type]
-    return decode(codes, scales, spec, x.shape)
-
-
-@pytest.mark.parametrize(("numel", "figure"), [(2**16, 39.7), (2**20, 39.3), (2**22, 38.8)])
-def test_tensor_scale_depends_on_size(numel: int, figure: float) -> None:
-    x = gaussian(numel // 64, 64)
-    assert sqnr(x, trip(x, "int8:tensor")) == pytest.approx(figure, abs=0.3)
-
-
-@pytest.mark.parametrize(
-    ("text", "plain", "hard"), [("int8:tensor", 38.8, 17.8), ("int8:row", 41.2, 23.3), ("int8:block32", 45.4, 38.9)]
-)
-def test_sqnr(text: str, plain: float, hard: float) -> None:
-    x = gaussian(1024, 4096)
-    assert sqnr(x, trip(x, text)) == pytest.approx(plain, abs=0.3)
-    assert sqnr(outliers(x), trip(outliers(x), text)) == pytest.approx(hard, abs=0.5)
 
 
 def test_gemm_sqnr() -> None:
@@ -39,25 +18,21 @@ def test_gemm_sqnr() -> None:
     assert sqnr(a.double() @ b.double(), int8_matmul(qa, qb, sa, sb, torch.float32)) == pytest.approx(39.1, abs=0.3)
 
 
-def test_stochastic_rounding_has_twice_the_error_and_no_bias() -> None:
-    x = gaussian(256, 1024)
-    nearest = (trip(x, "int8") - x).square().mean()
-    stochastic = trip(x, "int8+sr", noise=Noise("w")) - x
-    assert (stochastic.square().mean() / nearest).item() == pytest.approx(2.0, abs=0.02)
+def test_stochastic_rounding_has_no_bias() -> None:
     small = torch.full((1, 4096), 0.3)
     small[0, 0] = 127.0  # scale 1: a value of 0.3 rounds up three times in ten
-    assert trip(small, "int8+sr", noise=Noise("b"))[0, 1:].mean().item() == pytest.approx(0.3, abs=0.03)
+    assert trip(small, "int8+sr", Noise("b"))[0, 1:].mean().item() == pytest.approx(0.3, abs=0.03)
     assert trip(small, "int8")[0, 1:].abs().max() == 0
 
 
 def test_stochastic_rounding_repeats_and_depends_on_every_coordinate() -> None:
     x = gaussian(8, 64)
     base = {"name": "w", "seed": 1, "step": 2, "micro_step": 3, "rank": 4}
-    codes = trip(x, "int8+sr", noise=Noise(**base))  # type: ignore[arg-type]
-    assert torch.equal(codes, trip(x, "int8+sr", noise=Noise(**base)))  # type: ignore[arg-type]
+    codes = trip(x, "int8+sr", Noise(**base))  # type: ignore[arg-type]
+    assert torch.equal(codes, trip(x, "int8+sr", Noise(**base)))  # type: ignore[arg-type]
     for key in base:
         other = {**base, key: "v" if key == "name" else 9}
-        assert not torch.equal(codes, trip(x, "int8+sr", noise=Noise(**other)))  # type: ignore[arg-type]
+        assert not torch.equal(codes, trip(x, "int8+sr", Noise(**other)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["int8:tensor", "int8:row", "int8:block32", "int8:group48", "int8:8x16", "int8:3x5"])
@@ -88,10 +63,11 @@ def test_nonfinite_groups_raise_or_are_marked(bad: float) -> None:
     x[1, 7] = bad
     with pytest.raises(QuantError, match="1 of 3 groups"):
         trip(x, "int8:row")
-    marked = trip(x, "int8:row", nonfinite="mark")
+    spec = QuantSpec.parse("int8:row")
+    marked = decode(*encode(x, spec, nonfinite="mark"), spec, x.shape)
     assert marked[1].isnan().all() and marked[[0, 2]].isfinite().all()
     with pytest.raises(QuantError, match="policies"):
-        trip(x, "int8:row", nonfinite="ignore")
+        encode(x, spec, nonfinite="ignore")
 
 
 def test_scale_is_rounded_before_the_codes() -> None:

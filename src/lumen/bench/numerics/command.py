@@ -1,0 +1,37 @@
+"""`lumen bench numerics`: measure every figure, print it beside its published value, and fail where one is missed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from lumen.bench.numerics.lines import Line, measured, show
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="lumen bench numerics",
+        description="Every figure of the number formats beside its published value and bound. Exit status 1 where one "
+        "is missed.",
+    )
+    parser.add_argument("--quick", action="store_true", help="smaller tensors: seconds instead of minutes")
+    parser.add_argument("--json", metavar="FILE", help="write the lines to a file too")
+    arguments = parser.parse_args(argv)
+
+    from lumen.bench.numerics.figures import FULL, QUICK, figures
+
+    start = time.monotonic()
+    lines: list[Line] = []
+    for figure in figures(QUICK if arguments.quick else FULL):
+        lines.append(measured(figure))
+        show(lines)
+    failed = [line for line in lines if line.ok is False]
+    print(f"\n{len(lines)} figures, {len(failed)} missed, {time.monotonic() - start:.0f} s")
+    for line in failed:
+        print(f"  missed: {line.table}: {line.name}: {line.got} where {line.want} is due")
+    if arguments.json:
+        from lumen.core.files import atomic_write_json
+
+        atomic_write_json(Path(arguments.json), [line.to_dict() for line in lines])
+    return 1 if failed else 0

@@ -1,0 +1,46 @@
+"""Lines of the report: what was wanted, what was measured, whether it holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lumen.bench.numerics.figures import Figure
+
+
+@dataclass(frozen=True)
+class Line:
+    """want, got: as printed.  ok: None where it was not measured here, and `note` says why."""
+
+    table: str
+    name: str
+    want: str
+    got: str
+    ok: bool | None
+    value: float | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measured(figure: Figure) -> Line:
+    """Measure one figure."""
+    got = float(figure.measure())
+    number = _number(figure.unit)
+    want = f"{number(figure.want)} ± {figure.bound:g}" if figure.kind == "near" else f"{figure.kind} {figure.want:g}"
+    return Line(figure.table, figure.name, want, number(got), figure.holds(got), got)
+
+
+def show(lines: list[Line]) -> None:
+    """Print the newest line, under its table's name where a table begins."""
+    line = lines[-1]
+    if len(lines) == 1 or lines[-2].table != line.table:
+        print(f"\n{line.table}")
+    verdict = "not run" if line.ok is None else "ok" if line.ok else "MISSED"
+    note = f"  {line.note}" if line.note else ""
+    print(f"  {line.name:<48} {line.got:>12}   want {line.want:<20} {verdict}{note}", flush=True)
+
+
+def _number(unit: str) -> Any:
+    return (lambda v: f"{v:.2f} {unit}") if unit else (lambda v: f"{v:.5g}")
