@@ -32,9 +32,9 @@ def test_training_follows_the_cpu(case: Case, trained_on_cpu: tuple[Path, dict[s
 
 
 def test_the_probe_sees_the_gpu_that_torch_sees() -> None:
-    from lumen.hardware import plain_name, probe
+    from lumen.hardware import choose, plain_name, probe
 
-    usable = probe().usable
+    usable = choose(probe()).gpu
     properties = torch.cuda.get_device_properties(0)
     arch = getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}")
     assert usable is not None

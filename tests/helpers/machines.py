@@ -35,7 +35,7 @@ def cpu(root: Path, model: str, family: int, number: int, threads: int, flags: s
     ]
     put(root, "proc/cpuinfo", "\n".join(blocks) + "\n")
     put(root, "proc/self/status", f"Name:\tpython\nCpus_allowed:\tff\nCpus_allowed_list:\t0-{threads - 1}\n")
-    put(root, "proc/version", "Linux version 6.8.0-31-generic (gcc 13.2.0)\n")
+    put(root, "proc/version", "Linux version 6.14.0-29-generic (gcc 13.2.0)\n")
 
 
 def memory(root: Path, total_gib: int, available_gib: int) -> None:
@@ -117,7 +117,7 @@ def _strix_halo_and_card(root: Path) -> None:
     cpu(root, "AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", 26, 112, 32, f"{ZEN4} avx_vnni")
     memory(root, 125, 110)
     amd_driver(root)
-    amd_gpu(root, 1, 110501, 40, 512 << 20, gtt=62 << 30, minor=128, simd_per_cu=2)
+    amd_gpu(root, 1, 110501, 40, 512 << 20, gtt=62 << 30, minor=128, location=0x7700, simd_per_cu=2)
     amd_gpu(root, 2, 110000, 96, 25_753_026_560, gtt=62 << 30, minor=129, location=0x0300, simd_per_cu=2)
 
 

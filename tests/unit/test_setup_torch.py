@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.machines import CPU_TORCH, CUDA_TORCH, ROCM_TORCH, machine, put
 
 from lumen.hardware import ARCHITECTURES
-from lumen.hardware.probe import gfx_name
+from lumen.hardware.gpus import gfx_name
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

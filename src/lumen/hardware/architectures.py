@@ -65,6 +65,14 @@ class Architecture:
     override: str = ""
     evidence: tuple[str, ...] = ()
 
+    @property
+    def rocm(self) -> str:
+        """What AMD's own releases said of it in the sources at hand; '' for NVIDIA."""
+        if self.vendor != "amd":
+            return ""
+        said = [text for text, names in ROCM_SUPPORT if self.name in names]
+        return "; ".join([*said, "see AMD's compatibility matrix"])
+
     def native(self, element: str) -> bool:
         """Whether matrix products of `element` (fp16, bf16, int8, fp8, mxfp8, mxfp4) run without emulation."""
         return element in self.ops
@@ -83,6 +91,22 @@ CDNA4 = _ops(fp32=256, fp16=4096, bf16=4096, int8=8192, fp8=8192, mxfp8=8192, mx
 RDNA2 = _ops(fp32=128, fp16=256, int8=512)  # packed dot products; bf16 is not there
 RDNA3 = _ops(fp32=256, fp16=512, bf16=512, int8=512)
 RDNA4 = _ops(fp32=256, fp16=1024, bf16=1024, int8=2048, fp8=2048)
+
+
+_THEROCK = (
+    *("gfx942", "gfx1030", "gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036", "gfx1100", "gfx1101"),
+    *("gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1200", "gfx1201"),
+)
+ROCM_SUPPORT = (
+    (
+        "in the ROCm 6.4.1 support matrix [S]",
+        ("gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1101", "gfx1200", "gfx1201"),
+    ),
+    ("named in the ROCm 7.2.2 release notes [S]", ("gfx950",)),
+    ("release ready in TheRock, 2026-08 [S]", _THEROCK),
+    ("builds in TheRock, 2026-08; qualified by the older releases [S]", ("gfx90a", "gfx950")),
+)
+"""What AMD's releases said, by architecture.  A matrix for ROCm 7.2 or later on Radeon and Ryzen was not found."""
 
 
 def _cdna(name: str, family: str, ops: Mapping[str, int], matrix: str, fp8: str | None, lds: int = 64) -> Architecture:
@@ -122,6 +146,7 @@ _TABLE = (
     _rdna("gfx1030", "RDNA2", RDNA2, sdpa="no"),
     _rdna("gfx1031", "RDNA2", RDNA2, pytorch="no", sdpa="no", override="10.3.0"),
     _rdna("gfx1032", "RDNA2", RDNA2, pytorch="no", sdpa="no", override="10.3.0"),
+    _rdna("gfx1034", "RDNA2", RDNA2, pytorch="no", sdpa="no", override="10.3.0"),
     _rdna("gfx1035", "RDNA2", RDNA2, shared_memory=True, pytorch="no", sdpa="no", override="10.3.0"),
     _rdna("gfx1036", "RDNA2", RDNA2, shared_memory=True, pytorch="no", sdpa="no", override="10.3.0"),
     _rdna("gfx1100", "RDNA3", RDNA3, sdpa="yes"),
@@ -131,6 +156,7 @@ _TABLE = (
     _rdna("gfx1150", "RDNA3.5", RDNA3, shared_memory=True),
     _rdna("gfx1151", "RDNA3.5", RDNA3, shared_memory=True),
     _rdna("gfx1152", "RDNA3.5", RDNA3, shared_memory=True, pytorch="no", sdpa="no"),
+    _rdna("gfx1153", "RDNA3.5", RDNA3, shared_memory=True, pytorch="no", sdpa="no"),
     _rdna("gfx1200", "RDNA4", RDNA4, fp8="ocp"),
     _rdna("gfx1201", "RDNA4", RDNA4, fp8="ocp", sdpa="yes"),
     _nvidia("sm_80", "Ampere", 164, _ops(fp32=128, fp16=2048, bf16=2048, int8=4096)),

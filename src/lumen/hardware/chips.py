@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from lumen.core.errors import HardwareError
 from lumen.hardware.architectures import Architecture, architecture
 
-VENDOR_TABLE = "S: vendor figures, as collected in a public book on machine-learning engineering"
-GPU_SPECS = "S: ROCm documentation, reference/gpu-specs; bandwidth and clock M"
-REVIEWS = "S: published reviews (FP32, bandwidth, INT8)"
-MEMORY = "M: from memory"
+# Tags as in `architectures`; each says which figures it is about.
+VENDOR_TABLE = "S: peak TFLOPS as vendors' pages are cited in a public book on machine-learning engineering"
+MI300A = "S: peak FP16 980.6 TFLOPS, a public table; memory, CU: ROCm documentation, reference/gpu-specs"
+GPU_SPECS = "S: architecture, memory, CU, wave, LDS: ROCm documentation, reference/gpu-specs; M: bandwidth, clock"
+REVIEWS = "S: FP32, bandwidth, INT8: published reviews; M: clock"
+REVIEW_BANDWIDTH = "S: 320 GB/s, published reviews; M: clock, CU"
+MEMORY = "M: from memory: confirm before relying on it"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ CHIPS = (
     Chip("Instinct MI210", "gfx90a", 64, 1638, 104, 1.7, GPU_SPECS),
     Chip("Instinct MI250", "gfx90a", 128, 3277, 208, 1.7, MEMORY, devices=2),
     Chip("Instinct MI250X", "gfx90a", 128, 3277, 220, 1.7, VENDOR_TABLE, devices=2),
-    Chip("Instinct MI300A", "gfx942", 128, 5300, 228, 2.1, VENDOR_TABLE),
+    Chip("Instinct MI300A", "gfx942", 128, 5300, 228, 2.1, MI300A),
     Chip("Instinct MI300X", "gfx942", 192, 5300, 304, 2.1, VENDOR_TABLE),
     Chip("Instinct MI325X", "gfx942", 256, 6000, 304, 2.1, VENDOR_TABLE),
     Chip("Instinct MI350X", "gfx950", 288, 8000, 256, 2.2, MEMORY),
@@ -87,7 +90,8 @@ CHIPS = (
     Chip("Radeon RX 9070 XT", "gfx1201", 16, 640, 64, 2.97, REVIEWS),
     Chip("Radeon RX 9070", "gfx1201", 16, 640, 56, 2.52, MEMORY),
     Chip("Radeon AI PRO R9700", "gfx1201", 32, 640, 64, 2.92, MEMORY),
-    Chip("Radeon RX 9060 XT", "gfx1200", 16, 320, 32, 3.13, REVIEWS),
+    Chip("Radeon RX 9060 XT", "gfx1200", 16, 320, 32, 3.13, REVIEW_BANDWIDTH),
+    Chip("Radeon RX 9060 XT 8GB", "gfx1200", 8, 320, 32, 3.13, REVIEW_BANDWIDTH),
     Chip("Radeon RX 6900 XT", "gfx1030", 16, 512, 80, 2.25, GPU_SPECS),
     Chip("Radeon RX 6800", "gfx1030", 16, 512, 60, 2.105, MEMORY),
     Chip("A100 80GB SXM", "sm_80", 80, 2039, 108, 1.41, VENDOR_TABLE),
@@ -141,7 +145,7 @@ def find_chip(name: str) -> Chip:
         names = list(dict.fromkeys(_BY_NAME[key].name for key in near))
         raise HardwareError(
             f"no chip named {name!r} is known",
-            fix=f"did you mean {' or '.join(names)}?" if names else "`lumen hardware --chips` lists them",
+            fix=f"did you mean {' or '.join(names)}?" if names else "`lumen hardware list` names them",
         )
     return chip
 

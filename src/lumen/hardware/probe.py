@@ -1,4 +1,4 @@
-"""What this machine is, read from files below a root that can be any folder.
+"""What this machine is, read through a `View`, which can be of any machine.
 
 Nothing is asked of a driver and no GPU is started: Linux describes its hardware in /proc and /sys.  So the probe takes
 milliseconds, works where torch is broken or missing, and a test gives it a recorded tree and sees an MI300X.
@@ -9,12 +9,11 @@ milliseconds, works where torch is broken or missing, and a test gives it a reco
 * NVIDIA GPUs: /proc/driver/nvidia.
 * torch: the text of its version file; it is not imported.
 
-A discrete GPU comes before one that shares the system's memory (`Machine.preferred`), whatever their order.
+Which GPU a run takes is decided in `choice`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -22,10 +21,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lumen.hardware import chips, cpus
-from lumen.hardware.architectures import ARCHITECTURES
-
-AMD_VENDOR = 0x1002
+from lumen.hardware import cpus
+from lumen.hardware.gpus import BusGpu, Gpu, amd_gpus, bus_gpus, nvidia_gpus
+from lumen.hardware.text import number, pairs
+from lumen.hardware.view import View, read
 
 # Environment variables that change which GPU is seen, or what it pretends to be.
 TELLING = (
@@ -75,28 +74,6 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU.
-
-    index:  its place among the GPUs of its vendor, as the runtime counts without visibility variables.
-    memory: bytes of its own memory; for one that shares the system's, what the driver lets it take.
-    chip:   name in the chip table, '' where it is not clear which product it is.
-    pci:    bus address, '' where not told.
-    """
-
-    vendor: str
-    index: int
-    arch: str
-    name: str
-    memory: int
-    shared_memory: bool = False
-    compute_units: int = 0
-    chip: str = ""
-    pci: str = ""
-    render_node: str = ""
-
-
-@dataclass(frozen=True)
 class Torch:
     """An installed torch: version, what it was built for (`rocm`, `cuda`, `cpu`), and that toolkit's version."""
 
@@ -107,7 +84,14 @@ class Torch:
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything the probe found.  `environment` holds only the variables of `TELLING` that are set."""
+    """Everything the probe found.
+
+    environment:  only the variables of `TELLING` that are set.
+    kernel:       Linux release.
+    closed_nodes: device nodes of GPUs that exist and that this process may not open.
+    idle:         AMD and NVIDIA GPUs on the bus that have no driver to compute with.
+    dxg:          the device through which WSL passes GPUs on.
+    """
 
     cpu: Cpu
     memory: Memory
@@ -119,28 +103,17 @@ class Machine:
     kfd: bool = False
     wsl: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def preferred(self) -> Gpu | None:
-        """The GPU to train on: discrete before shared, then the one with most memory; None without GPUs."""
-        return _best(self.gpus)
-
-    @property
-    def usable(self) -> Gpu | None:
-        """The best GPU that the installed torch is built for, or None."""
-        vendor = {"rocm": "amd", "cuda": "nvidia"}.get(self.torch.kind if self.torch else "")
-        return _best(gpu for gpu in self.gpus if gpu.vendor == vendor)
+    kernel: str = ""
+    container: bool = False
+    closed_nodes: tuple[str, ...] = ()
+    idle: tuple[BusGpu, ...] = ()
+    dxg: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON (the hardware report of a run, `lumen hardware --json`)."""
         values = asdict(self)
         values["cpu"]["flags"] = sorted(self.cpu.flags & INTERESTING_FLAGS)
-        values["preferred_gpu"] = self.gpus.index(self.preferred) if self.preferred else None
         return values
-
-
-def _best(gpus: Iterable[Gpu]) -> Gpu | None:
-    return min(gpus, key=lambda gpu: (gpu.shared_memory, -gpu.memory, gpu.index), default=None)
 
 
 INTERESTING_FLAGS = frozenset({flag for row in cpus.MICROARCHITECTURES.values() for flag in row.features}) | {
@@ -148,31 +121,6 @@ INTERESTING_FLAGS = frozenset({flag for row in cpus.MICROARCHITECTURES.values() 
     "i8mm",
     "asimd",
 }
-
-
-def read(path: Path) -> str:
-    """A file's text, or '' where it cannot be read: absence is an answer here, not an error."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _number(text: str, default: int = 0) -> int:
-    try:
-        return int(text.strip().split()[0], 0)
-    except (ValueError, IndexError):
-        return default
-
-
-def _pairs(text: str, separator: str | None = None) -> dict[str, str]:
-    """`key value` or `key: value` lines as a dict; the first of equal keys stays."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        key, _, value = line.partition(separator) if separator else line.partition(" ")
-        if key.strip():
-            found.setdefault(key.strip(), value.strip())
-    return found
 
 
 def _list_length(text: str) -> int:
@@ -204,13 +152,13 @@ def _group_folders(root: Path, controller: str) -> list[Path]:
 def probe_cpu(root: Path) -> Cpu:
     """The processor, and how much of it this process may use."""
     text = read(root / "proc/cpuinfo")
-    blocks = [_pairs(block, ":") for block in text.split("\n\n") if block.strip()]
+    blocks = [pairs(block, ":") for block in text.split("\n\n") if block.strip()]
     if not blocks:
         return Cpu(threads=os.cpu_count() or 1)
     first = blocks[0]
     vendor = first.get("vendor_id", "")
     cores = {(block.get("physical id", "0"), block["core id"]) for block in blocks if "core id" in block}
-    threads = _list_length(_pairs(read(root / "proc/self/status"), ":").get("Cpus_allowed_list", "")) or len(blocks)
+    threads = _list_length(pairs(read(root / "proc/self/status"), ":").get("Cpus_allowed_list", "")) or len(blocks)
     for folder in _group_folders(root, "cpu"):
         quota, _, period = read(folder / "cpu.max").strip().partition(" ")
         if not quota:
@@ -221,7 +169,7 @@ def probe_cpu(root: Path) -> Cpu:
         model=first.get("model name", first.get("Processor", "unknown")),
         vendor=vendor,
         microarchitecture=cpus.microarchitecture(
-            vendor, _number(first.get("cpu family", "")), _number(first.get("model", ""))
+            vendor, number(first.get("cpu family", "")), number(first.get("model", ""))
         ),
         cores=len(cores) or len(blocks),
         threads=threads,
@@ -231,93 +179,20 @@ def probe_cpu(root: Path) -> Cpu:
 
 def probe_memory(root: Path) -> Memory:
     """Main memory: the machine's, or what the control group leaves of it."""
-    values = _pairs(read(root / "proc/meminfo"), ":")
-    total = _number(values.get("MemTotal", "")) * 1024
-    available = _number(values.get("MemAvailable", values.get("MemFree", ""))) * 1024
+    values = pairs(read(root / "proc/meminfo"), ":")
+    total = number(values.get("MemTotal", "")) * 1024
+    available = number(values.get("MemAvailable", values.get("MemFree", ""))) * 1024
     limit = "machine"
     for folder in _group_folders(root, "memory"):
         most = read(folder / "memory.max").strip() or read(folder / "memory.limit_in_bytes").strip()
         if not most.isdigit() or int(most) >= (total or 1 << 62):
             continue
-        used = _number(read(folder / "memory.current") or read(folder / "memory.usage_in_bytes"))
+        used = number(read(folder / "memory.current") or read(folder / "memory.usage_in_bytes"))
         # Pages of files that are only cached are given back on demand: not in use.
-        cached = _number(_pairs(read(folder / "memory.stat")).get("inactive_file", ""))
+        cached = number(pairs(read(folder / "memory.stat")).get("inactive_file", ""))
         total, limit = int(most), "control group"
         available = min(available, max(0, total - max(0, used - cached)))
     return Memory(total, available, limit)
-
-
-def probe_gpus(root: Path) -> tuple[Gpu, ...]:
-    """All GPUs that can compute: AMD's by the KFD topology, NVIDIA's by their driver's files."""
-    return (*_amd_gpus(root), *_nvidia_gpus(root))
-
-
-def gfx_name(target_version: int) -> str:
-    """KFD's decimal gfx_target_version as an architecture name: 90402 gfx942, 90010 gfx90a, 110501 gfx1151."""
-    major, minor, stepping = target_version // 10000, target_version // 100 % 100, target_version % 100
-    return f"gfx{major}{minor:x}{stepping:x}"
-
-
-def _amd_gpus(root: Path) -> list[Gpu]:
-    found: list[Gpu] = []
-    nodes = root / "sys/class/kfd/kfd/topology/nodes"
-    for node in sorted(nodes.glob("*"), key=lambda path: _number(path.name)):
-        properties = _pairs(read(node / "properties"))
-        target = _number(properties.get("gfx_target_version", ""))
-        if not target:
-            continue
-        arch = gfx_name(target)
-        render = f"renderD{_number(properties.get('drm_render_minor', ''))}"
-        device = root / "sys/class/drm" / render / "device"
-        banks = [_pairs(read(path)) for path in node.glob("mem_banks/*/properties")]
-        own = sum(_number(bank.get("size_in_bytes", "")) for bank in banks if bank.get("heap_type") in ("1", "2"))
-        memory = _number(read(device / "mem_info_vram_total")) or own
-        facts = ARCHITECTURES.get(arch)
-        shared = bool(facts and facts.shared_memory)
-        if shared:
-            memory += _number(read(device / "mem_info_gtt_total"))
-        units = _number(properties.get("simd_count", "")) // max(1, _number(properties.get("simd_per_cu", ""), 1))
-        product = read(device / "product_name").strip()
-        chip = chips.match_chip(product) if product else None
-        chip = chip or chips.identify(arch, units, memory)
-        location = _number(properties.get("location_id", ""))
-        domain = _number(properties.get("domain", ""))
-        found.append(
-            Gpu(
-                vendor="amd",
-                index=len(found),
-                arch=arch,
-                name=product or (f"AMD {chip.name}" if chip else f"AMD GPU ({arch}, {units} CUs)"),
-                memory=memory,
-                shared_memory=shared,
-                compute_units=units,
-                chip=chip.name if chip else "",
-                pci=f"{domain:04x}:{location >> 8:02x}:{location >> 3 & 31:02x}.{location & 7}" if location else "",
-                render_node=render if device.exists() else "",
-            )
-        )
-    return found
-
-
-def _nvidia_gpus(root: Path) -> list[Gpu]:
-    found: list[Gpu] = []
-    for folder in sorted((root / "proc/driver/nvidia/gpus").glob("*")):
-        values = _pairs(read(folder / "information"), ":")
-        name = values.get("Model", "NVIDIA GPU")
-        chip = chips.match_chip(name)
-        found.append(
-            Gpu(
-                vendor="nvidia",
-                index=len(found),
-                arch=chip.arch if chip else "",
-                name=name,
-                memory=int(chip.memory_gb * 1e9) if chip else 0,
-                compute_units=chip.cus if chip else 0,
-                chip=chip.name if chip else "",
-                pci=folder.name,
-            )
-        )
-    return found
 
 
 def parse_torch(version_py: str) -> Torch | None:
@@ -333,11 +208,6 @@ def parse_torch(version_py: str) -> Torch | None:
     return Torch(version, "rocm" if hip else "cuda" if cuda else "cpu", hip or cuda)
 
 
-def _torch_version_file() -> str:
-    spec = importlib.util.find_spec("torch")
-    return read(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
-
-
 def find_compiler(root: Path, environment: Mapping[str, str]) -> str:
     """Path of a C++ compiler as the environment names it (CXX, then c++, g++, clang++ on PATH), or ''."""
     names = [environment["CXX"].split()[0]] if environment.get("CXX", "").strip() else []
@@ -350,28 +220,48 @@ def find_compiler(root: Path, environment: Mapping[str, str]) -> str:
 
 
 def probe(
-    root: Path | str = "/", environment: Mapping[str, str] | None = None, torch_version: str | None = None
+    source: View | Path | str = "/", environment: Mapping[str, str] | None = None, torch_version: str | None = None
 ) -> Machine:
-    """What the machine below `root` is.
+    """What a machine is.
 
+    source:        how it is looked at; a folder means the machine whose files lie below it.
     environment:   the variables to look at (default: this process's).
     torch_version: text of torch/version.py (default: of the torch that this interpreter would import; '' for none).
     """
-    root = Path(root)
-    environment = os.environ if environment is None else environment
-    release = next(
-        (text for name in ("opt/rocm/.info/version", "opt/rocm/core/.info/version") if (text := read(root / name))), ""
-    )
-    driver = root / "sys/module/amdgpu"
+    view = source if isinstance(source, View) else View(source, environment, torch_version=torch_version)
+    root, environment = view.root, view.environment
+    release = view.read("/opt/rocm/.info/version") or view.read("/opt/rocm/core/.info/version")
+    driver = "/sys/module/amdgpu"
+    version = view.read("/proc/version")
+    kernel = match[1] if (match := re.search(r"Linux version (\S+)", version)) else ""
+    gpus = (*amd_gpus(view, kernel), *nvidia_gpus(view))
     return Machine(
         cpu=probe_cpu(root),
         memory=probe_memory(root),
-        gpus=probe_gpus(root),
-        torch=parse_torch(_torch_version_file() if torch_version is None else torch_version),
+        gpus=gpus,
+        torch=parse_torch(view.torch_version_text()),
         compiler=find_compiler(root, environment),
-        rocm=release.strip(),
-        kernel_driver=(read(driver / "version").strip() or "in-kernel") if driver.exists() else "",
-        kfd=(root / "dev/kfd").exists(),
-        wsl=(root / "dev/dxg").exists() or "microsoft" in read(root / "proc/version").lower(),
+        rocm=release,
+        kernel_driver=(view.read(f"{driver}/version") or "in-kernel") if view.exists(driver) else "",
+        kfd=view.exists("/dev/kfd"),
+        wsl=view.exists("/dev/dxg") or "microsoft" in version.lower(),
         environment={name: environment[name] for name in TELLING if name in environment},
+        kernel=kernel,
+        container=view.container,
+        closed_nodes=_closed_nodes(view, gpus),
+        idle=tuple(gpu for gpu in bus_gpus(view) if gpu.driver not in ("amdgpu", "nvidia")),
+        dxg=view.exists("/dev/dxg"),
     )
+
+
+def _closed_nodes(view: View, gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    """Device nodes that computing needs, that are there, and that this process may not read and write."""
+    names = []
+    for gpu in gpus:
+        if gpu.vendor == "amd":
+            names += ["/dev/kfd", f"/dev/dri/{gpu.render_node}"] if gpu.render_node else ["/dev/kfd"]
+        else:
+            names += ["/dev/nvidiactl", "/dev/nvidia-uvm", f"/dev/nvidia{gpu.index}"]
+    if not names and view.exists("/dev/kfd"):
+        names = ["/dev/kfd"]
+    return tuple(name for name in dict.fromkeys(names) if (node := view.node(name)) is not None and not node.usable)
