@@ -1,4 +1,4 @@
-"""Quantised models inside HF's Trainer and TRL's SFTTrainer: the losses of plain fake quantisation, and what they write.
+"""Quantised models inside HF's Trainer and TRL's SFTTrainer: the losses of fake quantisation, and what they write.
 
 int8 and fp8 train every weight (a master, quantised once a step); nf4 is frozen under a PEFT adapter.  The products
 are compared in fp32, where two right implementations agree far more closely than quantisation moves the losses; bf16
@@ -21,7 +21,7 @@ from lumen.kernels import trace
 from lumen.quant import QuantLinear, quantize
 
 pytest.importorskip("accelerate", reason="the HF Trainer needs accelerate")
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments  # noqa: E402
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 RECIPES = ("int8", "fp8", "nf4")
 STEPS = 6
