@@ -28,8 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
-from lumen.formats.codec import scale_names
-from lumen.quant import gemm
+from lumen.quant import gemm, stored
 from lumen.quant.gemm import Codes
 from lumen.quant.plan import LayerPlan
 
@@ -170,14 +169,11 @@ class QuantLinear(nn.Linear):
     def _store(self, weight: torch.Tensor) -> None:
         """Take over a dense weight [N, K] as codes."""
         assert self.spec is not None
-        codes, *scales = gemm.encode_operand(weight, self.spec, 1)
-        self._parameters["weight"] = nn.Parameter(codes, requires_grad=False)
-        for name, scale in zip(scale_names(self.spec), scales, strict=True):
-            self.register_buffer(f"weight_{name}", scale)
+        stored.put(self, "weight", gemm.encode_operand(weight, self.spec, 1), self.spec)
 
     def _stored(self) -> Codes:
         assert self.spec is not None
-        return (self._master(), *(self.get_buffer(f"weight_{name}") for name in scale_names(self.spec)))
+        return stored.parts_of(self, "weight", self.spec)
 
     def _dequantize(self) -> torch.Tensor:
         assert self.spec is not None
@@ -230,30 +226,30 @@ class QuantLinear(nn.Linear):
         self._cache = None
         return self
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Codes under the names that their format has on the disk (quant.layouts)."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.spec is not None:
+            shape = (self.out_features, self.in_features)
+            stored.rename_saved(destination, prefix, "weight", self.spec, shape, self.compute_dtype)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Codes load into codes and a master into a master; across the two the weight is quantised or dequantised.
 
         Without this a dense weight would be copied into integer codes, truncated.
         """
-        weight = state_dict.get(prefix + "weight")
-        if weight is not None and (weight.dtype.itemsize > 1) == self.plan.stores_codes:
-            state_dict = dict(state_dict)
-            spec = self.plan.forward.right
-            if spec is None:
-                raise QuantError(
-                    f"the state dict holds {weight.dtype} codes, but this layer keeps its weight in high precision",
-                    where=prefix + "weight",
-                    fix="quantise with the recipe that the state dict was saved with",
-                )
-            if self.plan.stores_codes:
-                parts = gemm.encode_operand(weight.to(self._master().device), spec, 1)
-                state_dict[prefix + "weight"] = parts[0]
-                for name, scale in zip(scale_names(spec), parts[1:], strict=True):
-                    state_dict[f"{prefix}weight_{name}"] = scale
-            else:
-                scales = [state_dict.pop(f"{prefix}weight_{name}") for name in scale_names(spec)]
-                shape = (self.out_features, self.in_features)
-                state_dict[prefix + "weight"] = gemm.decode_operand((weight, *scales), spec, shape, 1, torch.float32)
+        state_dict = dict(state_dict)
+        spec, shape = self.plan.forward.right, (self.out_features, self.in_features)
+        stored.load_keys(
+            state_dict,
+            prefix,
+            "weight",
+            spec,
+            codes=self.plan.stores_codes,
+            shape=shape,
+            encode=lambda dense: gemm.encode_operand(dense.to(self._master().device), spec, 1) if spec else (),
+            decode=lambda s: gemm.decode_operand(s.parts, s.spec, shape, 1, torch.float32),
+        )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 
 from lumen.core import QuantError
 from lumen.formats import Noise, QuantSpec, decode, encode
+from lumen.formats.codec import scale_names
+from lumen.quant.layouts import from_disk, to_disk
 
 _META = "lumen.quantized"
 
@@ -55,8 +57,10 @@ class QuantizedTensor:
         return replace(self, codes=self.codes.to(target), scales=scales)
 
     def tensors(self, prefix: str = "weight") -> dict[str, torch.Tensor]:
-        """`weight` and `weight_scale` …: the keys on the disk (docs/formats.md)."""
-        return {prefix: self.codes, **{f"{prefix}_{name}": scale for name, scale in self.scales.items()}}
+        """The keys on the disk (quant.layouts, docs/formats.md)."""
+        parts = (self.codes, *(self.scales[name] for name in scale_names(self.spec)))
+        disk = to_disk(parts, self.spec, tuple(self.shape), self.dtype)
+        return {f"{prefix}{suffix}": tensor for suffix, tensor in disk.items()}
 
     def save(self, path: Path | str) -> None:
         """One safetensors file with the spec in its metadata."""
@@ -72,10 +76,10 @@ class QuantizedTensor:
             if meta is None:
                 raise QuantError("this safetensors file holds no quantised tensor", where=str(path))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        codes = tensors.pop("weight")
-        scales = {name.removeprefix("weight_"): tensor for name, tensor in tensors.items()}
         spec = QuantSpec.parse(meta["spec"])
-        return cls(codes, scales, spec, torch.Size(meta["shape"]), getattr(torch, meta["dtype"]))
+        stored = from_disk({name.removeprefix("weight"): t for name, t in tensors.items()}, spec, str(path))
+        scales = dict(zip(scale_names(spec), stored.parts[1:], strict=True))
+        return cls(stored.parts[0], scales, spec, torch.Size(meta["shape"]), getattr(torch, meta["dtype"]))
 
 
 def quantize_tensor(
