@@ -39,8 +39,8 @@ def _encode(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tenso
     else:
         at = blocks.abs().argmax(-1, keepdim=True)
         d = blocks.gather(-1, at).squeeze(-1) / -8
-        exact = blocks.double() * _inverse(d).double()  # the product in fp32 would round across .5
-        low, high = torch.trunc(exact + 8.5).clamp(0, 15).to(torch.uint8).split(BLOCK // 2, dim=-1)
+        # product and sum are each rounded to fp32, as ggml's code says; a wider product moves values across ties
+        low, high = torch.trunc(blocks * _inverse(d) + 8.5).clamp(0, 15).to(torch.uint8).split(BLOCK // 2, dim=-1)
         codes = (low | (high << 4)).reshape(*x.shape[:-1], x.shape[-1] // 2)
     d = torch.where(torch.isfinite(amax), d, torch.nan)
     return codes, {"scale": d.to(torch.float16)}

@@ -103,7 +103,10 @@ def _encode(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tenso
     else:
         table = torch.tensor(table_of(spec), device=x.device)
     uniform = None if ask.noise is None else ask.noise.uniform(blocks.shape, x.device)
-    codes = to_table(blocks, absmax, table, uniform).to(torch.uint8).reshape(-1)[: x.numel()]
+    count = x.numel()
+    if spec.format.bits == 4:
+        count += count % 2  # the last byte's spare nibble holds the code of 0, as bitsandbytes writes it
+    codes = to_table(blocks, absmax, table, uniform).to(torch.uint8).reshape(-1)[:count]
     if spec.format.bits == 4:
         codes = pack(codes, 4, high_first=True)
     if spec.double_quant:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lumen.bench.numerics.equality import Comparison, version
 from lumen.bench.numerics.figures import Figure
 
 
@@ -32,6 +33,17 @@ def measured(figure: Figure) -> Line:
     return Line(figure.table, figure.name, want, number(got), figure.holds(got), got)
 
 
+def compared(comparison: Comparison) -> Line:
+    """Run one comparison with another package."""
+    installed = version(comparison.package)
+    table = f"bit-equality with {comparison.package} {installed}".rstrip()
+    if not installed:
+        note = f"not installed: pip install --no-deps {comparison.package}"
+        return Line(table, comparison.name, "0 differ", "", None, note=note)
+    unequal, number = comparison.run()
+    return Line(table, comparison.name, "0 differ", f"{unequal} of {number}", unequal == 0, unequal)
+
+
 def show(lines: list[Line]) -> None:
     """Print the newest line, under its table's name where a table begins."""
     line = lines[-1]
@@ -39,7 +51,7 @@ def show(lines: list[Line]) -> None:
         print(f"\n{line.table}")
     verdict = "not run" if line.ok is None else "ok" if line.ok else "MISSED"
     note = f"  {line.note}" if line.note else ""
-    print(f"  {line.name:<48} {line.got:>12}   want {line.want:<20} {verdict}{note}", flush=True)
+    print(f"  {line.name:<58} {line.got:>12}   want {line.want:<18} {verdict}{note}", flush=True)
 
 
 def _number(unit: str) -> Any:
