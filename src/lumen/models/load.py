@@ -1,8 +1,8 @@
 """Load a model and its tokenizer: one function for a Hugging Face directory, a hub id and a GGUF file.
 
 The weights are read once, memory-mapped from safetensors and placed on their device in their dtype; a GGUF's blocks
-are dequantised to plain weights of that dtype, so everything downstream sees an ordinary model.  Streaming a tensor
-into codes while it is read belongs at this place (a per-tensor hook of `load_model`), before a whole copy exists.
+are dequantised to plain weights of that dtype, so everything downstream sees an ordinary model.  With a `quant.Stream`
+each linear weight becomes codes while it is read, before a whole copy exists; a checkpoint that stores codes keeps them.
 
 The parts that go wrong quietly elsewhere are set right here, once: a padding token that is not eos, embeddings that
 stay tied, new tokens with sensible rows, the attention implementation, no remote code.
@@ -18,12 +18,15 @@ from typing import Any
 
 import torch
 
-from lumen.core import ModelError, note
+from lumen.core import LumenError, ModelError, note
 from lumen.models.config import ModelConfig
 from lumen.models.device import attention_implementation, choose_device
 from lumen.models.gguf import quick_gguf
 from lumen.models.source import Source, hub_arguments, raw_config, resolve_source
 from lumen.models.tokenizer import add_tokens, end_token_ids, ensure_pad, load_tokenizer, vocabulary_modules
+from lumen.quant.api import quantize
+from lumen.quant.report import Report
+from lumen.quant.stream import Stream
 
 
 @dataclass
@@ -32,6 +35,7 @@ class LoadedModel:
 
     new_tokens:         tokens that this run added to the vocabulary.
     vocabulary_modules: leaf names of the modules that LoRA must train and save whole because of them.
+    quant:              what was quantised while loading; None for an ordinary model.
     """
 
     model: Any
@@ -41,6 +45,7 @@ class LoadedModel:
     dtype: torch.dtype
     new_tokens: list[str] = field(default_factory=list)
     vocabulary_modules: list[str] = field(default_factory=list)
+    quant: Report | None = None
 
     @property
     def end_token_ids(self) -> set[int]:
@@ -57,21 +62,30 @@ def inference_dtype(config: ModelConfig) -> torch.dtype | None:
 
 
 def load_model(
-    config: ModelConfig, *, dtype: torch.dtype | None = None, device: torch.device | str = "auto"
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "auto",
+    stream: Stream | None = None,
 ) -> LoadedModel:
     """Load what `config.model_name_or_path` names, in `dtype` (None: the checkpoint's own) on `device`.
 
     The model is in evaluation mode, its parameters require gradients as transformers leaves them; `models.freeze` and
     `adapters.inject` decide what trains.  Random weights (`train_from_scratch`) come from torch's global generator.
 
-    Raises ModelError with place and remedy for anything that cannot be loaded.
+    stream: quantises weights while they are read; a checkpoint of codes is loaded as codes with or without one.
+
+    Raises ModelError with place and remedy for anything that cannot be loaded, QuantError for what cannot be quantised.
     """
     source = resolve_source(config)
     target = choose_device(device) if isinstance(device, str) else device
     _check_code(source, config)
     with quick_gguf() if source.gguf_file else nullcontext():
         tokenizer = load_tokenizer(source, config)
-        model = _load_weights(source, config, dtype, target)
+        loaded = _load_in_codes(source, config, dtype, target, stream)
+        model, quant = loaded if loaded is not None else (_load_weights(source, config, dtype, target), None)
+    if quant is None and stream is not None:
+        quant = quantize(model, stream.policy, frozen=stream.frozen)
     _forget_quantization(model)
     model.name_or_path = model.config.name_or_path = source.reference
     new_tokens = add_tokens(model, tokenizer, config)
@@ -87,6 +101,7 @@ def load_model(
         model.dtype,
         new_tokens,
         vocabulary_modules(model) if new_tokens else [],
+        quant,
     )
 
 
@@ -154,6 +169,61 @@ def _load_weights(source: Source, config: ModelConfig, dtype: torch.dtype | None
                 source.path, dtype=dtype or (torch.bfloat16 if source.gguf_file else "auto"), **arguments
             )
     except ModelError:
+        raise
+    except Exception as error:
+        raise _load_error(source, error) from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _load_in_codes(
+    source: Source, config: ModelConfig, dtype: torch.dtype | None, device: torch.device, stream: Stream | None
+) -> tuple[Any, Report] | None:
+    """Load with weights as codes: those the checkpoint stores, and those `stream` makes.
+
+    None where neither is the case, or the weights do not come one by one (random ones, some GGUF architectures).
+    """
+    settings = {} if source.gguf_file else raw_config(source, config).get("quantization_config") or {}
+    is_stored = settings.get("quant_method") in ("bitsandbytes", "compressed-tensors", "lumen")
+    if config.train_from_scratch or not (is_stored or stream is not None):
+        return None
+    import transformers
+
+    from lumen.models import quantised, streaming
+
+    arguments = hub_arguments(source, config)
+    verbosity = transformers.logging.get_verbosity()
+    bar = quiet_progress() if _is_small(source) else nullcontext()
+    try:
+        gguf = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+        shape = transformers.AutoConfig.from_pretrained(source.path, **arguments, **gguf)
+        shape.__dict__.pop("quantization_config", None)
+        state: dict[str, Any] | None
+        if source.gguf_file:
+            state = streaming.read_gguf(streaming.local_file(source.path, source.gguf_file, **arguments), shape)
+            if state is None:
+                note(f"{source} is unpacked whole before it is quantised: its tensors do not map one to one")
+                return None
+        else:
+            state = streaming.read_safetensors(streaming.safetensors_files(source.path, **arguments))
+        if is_stored:
+            specs = quantised.stored_specs(settings, state)
+            state = quantised.group_codes(state, specs)
+            policy = stream.policy if stream is not None else quantised.stored_policy(settings, specs)
+            stream = Stream(policy, frozen=True if stream is None else stream.frozen, specs=specs)
+        assert stream is not None
+        attention = attention_implementation(config, device)
+        if attention is not None:
+            arguments["attn_implementation"] = attention
+        dtype = dtype or (torch.bfloat16 if source.gguf_file else None) or getattr(shape, "dtype", None)
+        transformers.logging.set_verbosity_error()
+        with bar:
+            model = streaming.load_streaming(stream, shape, state, dtype or torch.float32, device, **arguments)
+        found = None if source.gguf_file else streaming.generation_config(source.path, **hub_arguments(source, config))
+        if found is not None:
+            model.generation_config = found
+        return model, stream.finish(model)
+    except LumenError:
         raise
     except Exception as error:
         raise _load_error(source, error) from error

@@ -64,34 +64,40 @@ def quantize(
     is changed.
     """
     policy = as_policy(recipe)
-    recipes.check_available(policy)
     if any(isinstance(m, QuantLinear) for m in model.modules()):
         raise QuantError(
             "this model is quantised already",
             fix="call lumen.dequantize(model) first, then quantise with the new recipe",
         )
+    exchange(model, plan_model(model, policy, frozen))
+    return report(model, policy.name, target)
+
+
+def plan_model(
+    model: nn.Module, policy: Policy, frozen: bool | Callable[[str], bool] | None = None
+) -> dict[str, LayerPlan]:
+    """Path → plan of every layer that the policy quantises; also of a model on the meta device.
+
+    Raises QuantError as `quantize` does, and changes nothing.
+    """
+    recipes.check_available(policy)
     found = list(linear_layers(model))
     policy.check_matches([f.name for f in found])
-    plans: list[tuple[Found, LayerPlan]] = []
+    plans: dict[str, LayerPlan] = {}
     for layer in found:
         plan = plan_layer(policy, layer.name, frozen=_is_frozen(layer, frozen), protected=bool(layer.protected))
         if not plan.active:
             continue
         _check_rows(layer, plan)
         if layer.tied:
-            raise QuantError(
-                "the output head shares its weight with the embedding and cannot be quantised alone",
-                where=layer.name,
-                fix="leave it out of the rules, or untie the model first",
-            )
-        plans.append((layer, plan))
+            raise tied_head(layer.name)
+        plans[layer.path] = plan
     if policy.specs() and not plans:
         raise QuantError(
             f"recipe {policy.name!r} quantises no layer of this {type(model).__name__}",
             fix="only nn.Linear layers are quantised; the output head, routers and embeddings stay as they are",
         )
-    _exchange(model, {layer.path: plan for layer, plan in plans})
-    return report(model, policy.name, target)
+    return plans
 
 
 def dequantize(model: nn.Module) -> None:
@@ -102,7 +108,16 @@ def dequantize(model: nn.Module) -> None:
     made: dict[int, nn.Linear] = {}
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if isinstance(module, QuantLinear):
-            _set(model, path, made.setdefault(id(module), module.to_linear()))
+            put_module(model, path, made.setdefault(id(module), module.to_linear()))
+
+
+def tied_head(name: str) -> QuantError:
+    """The error for a rule that names a head whose weight is the embedding's."""
+    return QuantError(
+        "the output head shares its weight with the embedding and cannot be quantised alone",
+        where=name,
+        fix="leave it out of the rules, or untie the model first",
+    )
 
 
 def _check_rows(layer: Found, plan: LayerPlan) -> None:
@@ -118,17 +133,19 @@ def _check_rows(layer: Found, plan: LayerPlan) -> None:
                 )
 
 
-def _exchange(model: nn.Module, plans: Mapping[str, LayerPlan]) -> None:
+def exchange(model: nn.Module, plans: Mapping[str, LayerPlan]) -> None:
+    """Put the quantised twins of the layers at these paths in their places."""
     made: dict[int, QuantLinear] = {}
     for path, plan in plans.items():
         linear = model.get_submodule(path)
         assert isinstance(linear, nn.Linear)
         if id(linear) not in made:
             made[id(linear)] = QuantLinear.from_linear(linear, plan)
-        _set(model, path, made[id(linear)])
+        put_module(model, path, made[id(linear)])
 
 
-def _set(model: nn.Module, path: str, module: nn.Module) -> None:
+def put_module(model: nn.Module, path: str, module: nn.Module) -> None:
+    """Hang a module at a dotted path."""
     if not path:
         raise QuantError("the model itself is one linear layer", fix="wrap it: torch.nn.Sequential(layer)")
     parent, _, name = path.rpartition(".")

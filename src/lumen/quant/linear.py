@@ -123,13 +123,20 @@ class QuantLinear(nn.Linear):
         self._cache: tuple[Any, tuple[Codes, Codes]] | None = None
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, plan: LayerPlan) -> QuantLinear:
-        """A quantised twin that shares the bias, the master (if it keeps one) and the hooks of `linear`."""
+    def from_linear(cls, linear: nn.Linear, plan: LayerPlan, weight: torch.Tensor | Codes | None = None) -> QuantLinear:
+        """A quantised twin that shares the bias, the master (if it keeps one) and the hooks of `linear`.
+
+        weight: what to store instead of `linear`'s own, dense [N, K] or already in codes: a model that is loaded in
+        codes never had one.
+        """
         layer = cls(linear.in_features, linear.out_features, plan, linear.weight.dtype)
-        if plan.stores_codes:
-            layer._store(linear.weight.detach())
-        else:
+        if not plan.stores_codes:
             layer._parameters["weight"] = linear._parameters["weight"]
+        elif isinstance(weight, tuple):
+            assert layer.spec is not None
+            stored.put(layer, "weight", weight, layer.spec)
+        else:
+            layer._store(linear.weight.detach() if weight is None else weight)
         layer._parameters["bias"] = linear.bias
         _share_hooks(linear, layer)
         return layer.train(linear.training)

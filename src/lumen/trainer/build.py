@@ -1,6 +1,7 @@
 """The architecture at a glance: from a configuration to a model ready to train, in this order and nowhere else.
 
-    load → quantise → adapt → checkpoint-wrap → fuse plain LoRA, compile per decoder layer → shard (not built yet)
+    load (quantise while streaming) → quantise → adapt → checkpoint-wrap → fuse plain LoRA, compile per decoder layer
+    → shard (not built yet)
 
 Quantising comes before adapting, so adapters are never quantised; wrapping comes before compiling, so that a recomputed
 layer is a compiled one.
@@ -28,9 +29,17 @@ from lumen.optim import make_optimizer, parameter_groups
 from lumen.planner import MemoryEstimate, ModelShape, estimate, run_shape
 from lumen.quant.api import quantize
 from lumen.quant.linear import QuantLinear
+from lumen.quant.stream import Stream
 from lumen.trainer.config import RunConfig
 from lumen.trainer.plan import total_steps
 from lumen.trainer.run import Run
+
+
+def stream_of(config: RunConfig) -> Stream | None:
+    """A base that never trains is quantised while it is read; what may train is loaded first (freeze decides later)."""
+    if config.quant == type(config.quant)() or config.finetuning_type != "lora":
+        return None
+    return Stream(config.quant, frozen=True)
 
 
 def compute_dtype(config: RunConfig) -> torch.dtype:
@@ -45,14 +54,21 @@ def compute_dtype(config: RunConfig) -> torch.dtype:
 def build(config: RunConfig) -> Run:
     """Everything a training needs.  Raises LumenError with place and remedy for whatever does not fit."""
     seed_everything(config.seed)
-    loaded = load_model(config, dtype=compute_dtype(config), device=config.device)
+    loaded = load_model(config, dtype=compute_dtype(config), device=config.device, stream=stream_of(config))
     adopt_vocabulary(loaded, config.adapter_name_or_path, config)
     datasets = build_datasets(config, loaded.tokenizer, seed=config.seed, stage=config.stage)
     facts: dict[str, Any] = {"base": str(loaded.source), "data": datasets.report, "loaded": loaded}
 
-    if config.quant != type(config.quant)():
-        is_frozen = True if config.finetuning_type == "lora" else None
-        facts["quant"] = quantize(loaded.model, config.quant, frozen=is_frozen)
+    if loaded.quant is not None:
+        facts["quant"] = loaded.quant
+        if config.finetuning_type == "full":
+            raise ConfigError(
+                "the model's weights are stored as codes, which full fine-tuning does not change",
+                where="finetuning_type, model_name_or_path",
+                fix="use finetuning_type: lora, or load the original weights",
+            )
+    elif config.quant != type(config.quant)():
+        facts["quant"] = quantize(loaded.model, config.quant)
     model = adapt(loaded, config, seed=config.seed)
     if config.pure_bf16:
         for parameter in model.parameters():

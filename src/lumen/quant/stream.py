@@ -1,0 +1,121 @@
+"""Quantise while loading: no dense copy of the model ever exists.
+
+A 7-billion-parameter model in bf16 is 15 GB; its NF4 codes are 3.6 GB.  Loading first and quantising then needs the 15.
+Here the model is planned as an empty skeleton (the meta device), and each weight becomes codes as soon as it has been
+read: the peak is the codes so far and one tensor.  The codes are those of loading first, bit for bit, since both
+quantise the same values in the same dtype.
+
+The one who reads (lumen.models) asks `takes(name)` and hands over `take(model, name, value)`, where the value is a
+dense tensor or the keys of a weight that is stored as codes already (quant.layouts), which are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from lumen.core import QuantError
+from lumen.formats import QuantSpec
+from lumen.quant.api import Recipe, as_policy, exchange, plan_model, put_module, tied_head
+from lumen.quant.layouts import from_disk
+from lumen.quant.linear import QuantLinear
+from lumen.quant.plan import LayerPlan
+from lumen.quant.policy import Policy
+from lumen.quant.report import Report, report
+
+
+class Stream:
+    """One model's quantisation while it is loaded.
+
+    recipe: as `lumen.quantize` takes it.
+    frozen: whether weights never get a gradient; only those are kept as codes, others are quantised once loaded.
+    specs:  module name → spec in which the checkpoint stores it, where it holds codes.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        frozen: bool | Callable[[str], bool] = True,
+        specs: Mapping[str, QuantSpec] | None = None,
+    ) -> None:
+        self.policy: Policy = as_policy(recipe)
+        self.frozen = frozen
+        self.specs = dict(specs or {})
+        self.plans: dict[str, LayerPlan] = {}
+        self.paths: dict[str, list[str]] = {}
+        self.failure: Exception | None = None
+
+    def prepare(self, model: nn.Module) -> None:
+        """Plan the skeleton of a model.  Raises QuantError as `lumen.quantize` does, before anything is read."""
+        self.plans = plan_model(model, self.policy, self.frozen)
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
+        for path in self.plans:  # a skeleton is not tied yet, so the planner could not see it
+            if tied and model.get_submodule(path) is head:
+                raise tied_head(path)
+        places: dict[int, list[str]] = {}
+        for path in self.plans:
+            places.setdefault(id(model.get_submodule(path)), []).append(path)
+        self.paths = {path: group for group in places.values() for path in group if self.plans[path].stores_codes}
+        for name, spec in self.specs.items():
+            plan = self.plans.get(name)
+            if plan is None or not plan.stores_codes or plan.forward.right != spec:
+                wanted = plan.forward.right if plan is not None else "high precision"
+                raise QuantError(
+                    f"the checkpoint stores this weight as {spec}, the recipe wants {wanted}",
+                    where=name,
+                    fix="leave `quant` out to train on the codes as they are, or load the original weights",
+                )
+
+    def takes(self, parameter: str) -> bool:
+        """Whether the parameter of this dotted name is to be handed over with `take`."""
+        path, _, name = parameter.rpartition(".")
+        return name == "weight" and path in self.paths
+
+    @torch.no_grad()
+    def take(self, model: nn.Module, parameter: str, value: torch.Tensor | Mapping[str, torch.Tensor]) -> None:
+        """Quantise a weight that has just been read and put its layer in place.
+
+        value: dense [N, K], or suffix → tensor of a weight in codes (`layouts.to_disk`).
+        """
+        path = parameter.rpartition(".")[0]
+        linear, plan = model.get_submodule(path), self.plans[path]
+        assert isinstance(linear, nn.Linear) and plan.forward.right is not None
+        shape = (linear.out_features, linear.in_features)
+        if isinstance(value, torch.Tensor):
+            _check_shape(tuple(value.shape), shape, parameter)
+            layer = QuantLinear.from_linear(linear, plan, value)
+        else:
+            stored = from_disk(value, plan.forward.right, parameter)
+            _check_shape(stored.shape or shape, shape, parameter)
+            layer = QuantLinear.from_linear(linear, plan, stored.parts)
+        for place in self.paths[path]:
+            put_module(model, place, layer)
+
+    def finish(self, model: nn.Module, target: str | None = None) -> Report:
+        """Quantise what was left in high precision (layers that keep a master) and report.
+
+        Raises QuantError where a weight was never handed over.
+        """
+        rest = {path: plan for path, plan in self.plans.items() if path not in self.paths}
+        missing = [path for path in self.paths if not isinstance(model.get_submodule(path), QuantLinear)]
+        if missing:
+            raise QuantError(
+                f"the checkpoint holds no weight for {len(missing)} layers, {missing[0]} among them",
+                where="model_name_or_path",
+                fix="check that all shards are there and that config.json belongs to them",
+            )
+        exchange(model, rest)
+        return report(model, self.policy.name, target)
+
+
+def _check_shape(found: tuple[int, ...], expected: tuple[int, ...], where: str) -> None:
+    if found != expected:
+        raise QuantError(
+            f"the weight in the file is {list(found)}, the model wants {list(expected)}",
+            where=where,
+            fix="check that config.json belongs to these weights",
+        )
