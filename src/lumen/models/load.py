@@ -2,7 +2,7 @@
 
 The weights are read once, memory-mapped from safetensors and placed on their device in their dtype; a GGUF's blocks
 are dequantised to plain weights of that dtype, so everything downstream sees an ordinary model.  With a `quant.Stream`
-each linear weight becomes codes while it is read, before a whole copy exists; a checkpoint that stores codes keeps them.
+each linear weight becomes codes while it is read, before a whole copy exists; a checkpoint of codes keeps them.
 
 The parts that go wrong quietly elsewhere are set right here, once: a padding token that is not eos, embeddings that
 stay tied, new tokens with sensible rows, the attention implementation, no remote code.

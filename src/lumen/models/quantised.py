@@ -106,7 +106,7 @@ def _bitsandbytes(state: Mapping[str, Any]) -> dict[str, QuantSpec]:
 
 
 def _compressed_spec(settings: Mapping[str, Any]) -> QuantSpec:
-    group, weights = _group(settings)
+    _, weights = _group(settings)
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
     element = {(8, "int"): "int8", (4, "int"): "int4", (8, "float"): "e4m3"}.get((bits, kind))  # type: ignore[arg-type]
     size = weights.get("group_size")

@@ -42,7 +42,7 @@ class _StreamConfig(QuantizationConfigMixin):
     """Carries the Stream through `from_pretrained`; never saved."""
 
     def __init__(self, stream: Stream | None = None, **_: Any) -> None:
-        self.quant_method = _METHOD
+        self.quant_method = _METHOD  # type: ignore[assignment]
         self.stream = stream
 
     def __deepcopy__(self, memo: Any) -> _StreamConfig:
