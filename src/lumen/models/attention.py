@@ -5,11 +5,12 @@ mask and takes the attention kernel's causal fast path.  A packed row needs one:
 to the same example and j <= i, and, in a layer with a sliding window w, i - j < w.  Inside one example positions are
 contiguous, so the distance in the row is the distance in the example.
 
-Lumen's own attention (`kernels.reference.attention`) enters through transformers' AttentionInterface under two names,
-`lumen` for rows of one fixed length and `lumen_whole` for lengths that vary.  It reads `segment_ids` themselves, as a
-[B, 1, 1, T] "mask", so a packed batch makes no mask at all.  It pays where the layers are compiled on a CPU, and is
-chosen there by `use_compiled_attention`; what it does not compute (a KV cache, dropout on the weights, a position bias)
-goes to SDPA.
+Lumen's own attention enters through transformers' AttentionInterface under three names: `lumen_native` is the C++
+kernel (`kernels.cpu.attention`); `lumen`, for rows of one fixed length, and `lumen_whole`, for lengths that vary, are
+plain torch for a compiler (`kernels.reference.attention`).  All read `segment_ids` themselves, as a [B, 1, 1, T]
+"mask", so a packed batch makes no mask at all.  `use_native_attention` chooses the kernel wherever it can run,
+`use_compiled_attention` the others where the layers are compiled on a CPU; what they do not compute (a KV cache,
+dropout on the weights, a position bias) goes to SDPA.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from lumen.core.log import note
+from lumen.kernels.cpu.attention import fits, native_attention
+from lumen.kernels.cpu.library import missing
 from lumen.kernels.reference.attention import causal_attention
 
-OWN = ("lumen", "lumen_whole")
+NATIVE = "lumen_native"
+OWN = ("lumen", "lumen_whole", NATIVE)
 """Names of Lumen's attention in transformers' AttentionInterface."""
 
 BLOCK = 128
@@ -59,7 +64,10 @@ def model_inputs(batch: HasSegments, model: Any) -> dict[str, Any]:
     inputs: dict[str, Any] = {"input_ids": batch.input_ids}
     config = model.config.get_text_config()
     implementation = getattr(config, "_attn_implementation", None) or "eager"
-    if not batch.packed and implementation != OWN[0]:  # with a mask always or never, one graph is compiled, not two
+    if not batch.packed and implementation not in (
+        OWN[0],
+        NATIVE,
+    ):  # with a mask always or never, one graph is compiled, not two
         return inputs
     inputs["position_ids"] = batch.position_ids
     if "flash" in implementation:
@@ -86,7 +94,7 @@ def model_inputs(batch: HasSegments, model: Any) -> dict[str, Any]:
     return inputs
 
 
-def _forward(block: int | None) -> Any:
+def _forward(block: int | None, *, native: bool = False) -> Any:
     def forward(
         module: Any,
         query: torch.Tensor,
@@ -113,6 +121,8 @@ def _forward(block: int | None) -> Any:
                 scaling=scaling, dropout=dropout, softcap=softcap, is_causal=is_causal, **rest,
             )  # fmt: skip
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if native and fits(query, value, softcap):
+            return native_attention(query, key, value, segments, scale=scale, window=sliding_window), None
         out = causal_attention(
             query, key, value, segments, scale=scale, window=sliding_window, softcap=softcap, block=block
         )
@@ -121,22 +131,51 @@ def _forward(block: int | None) -> Any:
     return forward
 
 
+def use_native_attention(model: Any) -> bool:
+    """Switch a bf16 model on a CPU from SDPA to the C++ attention; says whether it did.
+
+    Not done where the kernel cannot run, and for what `use_compiled_attention` leaves alone too.
+    """
+    config = _switchable(model)
+    if config is None:
+        return False
+    heads = getattr(config, "num_attention_heads", None) or 1
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    parameter = next(model.parameters())
+    probe = torch.empty(1, 1, 1, size, dtype=parameter.dtype, device=parameter.device)
+    if not fits(probe, probe, getattr(config, "attn_logit_softcapping", None)):
+        return False
+    if why := missing():
+        note(f"attention runs in plain torch: {why}; the result is the same, slower")
+        return False
+    return _switch(model, NATIVE)
+
+
+def _switchable(model: Any) -> Any:
+    """The text config of a model whose SDPA may be replaced; None where it may not."""
+    bare = model.get_base_model() if hasattr(model, "peft_config") else model
+    if getattr(bare.config, "_attn_implementation", None) != "sdpa" or not bare._can_set_attn_implementation():
+        return None
+    if any(hasattr(module, "sinks") for module in bare.modules()):
+        return None
+    return bare.config.get_text_config()
+
+
+def _switch(model: Any, name: str) -> bool:
+    bare = model.get_base_model() if hasattr(model, "peft_config") else model
+    bare.set_attn_implementation(name)
+    return bool(bare.config.get_text_config()._attn_implementation == name)
+
+
 def use_compiled_attention(model: Any, *, fixed_length: bool) -> bool:
     """Switch a model whose layers will be compiled on a CPU from SDPA to Lumen's attention; says whether it did.
 
     fixed_length: every row has the same number of tokens, so that the block loop unrolls once.
     Not done for a model that chose another attention, does not use the interface, or has attention sinks.
     """
-    bare = model.get_base_model() if hasattr(model, "peft_config") else model
-    if getattr(bare.config, "_attn_implementation", None) != "sdpa" or not bare._can_set_attn_implementation():
-        return False
-    if any(hasattr(module, "sinks") for module in bare.modules()):
-        return False
-    name = OWN[0] if fixed_length else OWN[1]
-    bare.set_attn_implementation(name)
-    return bool(bare.config.get_text_config()._attn_implementation == name)
+    return _switchable(model) is not None and _switch(model, OWN[0] if fixed_length else OWN[1])
 
 
-for _name, _block in zip(OWN, (BLOCK, None), strict=True):
-    AttentionInterface.register(_name, _forward(_block))
+for _name, _block in zip(OWN, (BLOCK, None, BLOCK), strict=True):
+    AttentionInterface.register(_name, _forward(_block, native=_name == NATIVE))
     AttentionMaskInterface.register(_name, sdpa_mask)

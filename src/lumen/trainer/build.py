@@ -21,6 +21,7 @@ from lumen.core.errors import ConfigError
 from lumen.data.build import build_datasets
 from lumen.data.loader import Loader, is_packed, loader_for
 from lumen.memory.checkpointing import apply_checkpointing
+from lumen.models.attention import use_native_attention
 from lumen.models.compile import compile_layers
 from lumen.models.freeze import count_parameters
 from lumen.models.load import load_model
@@ -80,6 +81,8 @@ def build(config: RunConfig) -> Run:
         model, config, lambda: memory_of(config, loaded.model, train_loader, checkpointing=False).parts["activations"]
     )
     facts["fused"] = fuse_lora(model)
+    if config.native_kernels == "auto" and config.flash_attn == "auto":
+        use_native_attention(model)
     compile_layers(
         model,
         config.compile,

@@ -103,6 +103,9 @@ class TrainConfig(Config):
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile each decoder layer. Default: auto, on where it pays."""
 
+    native_kernels: Literal["auto", "off"] = "auto"
+    """Lumen's C++ kernels on a CPU; off: plain torch, the same up to rounding. Default: auto, where they can run."""
+
     eval_strategy: Strategy = "no"
     """When to evaluate: no, steps or epoch. Default: no."""
 
