@@ -62,7 +62,7 @@ def test_selection_is_by_name_and_never_silent() -> None:
     assert select("int8_matmul", "gfx1030", "int8").backend == "reference"
     with pytest.raises(QuantError, match="int8_matmul has: torch"):
         select("int8_matmul", "cpu", "e4m3")
-    with pytest.raises(QuantError, match="operations: attention, .*int8_matmul"):
+    with pytest.raises(QuantError, match=r"operations: attention, .*int8_matmul"):
         select("fp8_matmul", "cpu", "int8")
     assert all(k.why and k.formats and k.targets for k in table())
 
