@@ -65,12 +65,12 @@ def encode(
     nonfinite:   `raise` on a group with NaN or Inf, or `mark` it so that it dequantises to NaN.
     scale_dtype: storage type of the scales of int8, int4, ternary, e4m3 and e5m2, to which they are rounded before the
                  codes are computed; other formats fix their own.
-    importance:  weights of the values for a learned codebook, x's shape.
+    importance:  weights for a learned codebook: x's shape, or what broadcasts to it (one per input channel, [K]).
     Returns (codes, scales).  Raises QuantError.
     """
     require_built(spec, name)
-    if not x.is_floating_point():
-        raise QuantError(f"only floating-point tensors are quantised, not {x.dtype}", where=name)
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise QuantError(f"only fp32, bf16 and fp16 (floating-point) tensors are quantised, not {x.dtype}", where=name)
     if (noise is None) != (spec.rounding == "nearest"):
         raise QuantError(
             f"{spec} "
@@ -79,8 +79,12 @@ def encode(
         )
     if importance is not None and spec.element != "codebook":
         raise QuantError(f"{spec.element} has no use for importance weights", where=name, fix="they are for `codebook`")
+    if importance is not None:
+        importance = _importance(importance, x.shape, name)
     if scale_dtype != torch.float32 and CODECS[spec.element] not in (INTEGER, TERNARY, FLOAT):
         raise QuantError(f"{spec.element} fixes the type of its scales", where=name, fix="leave scale_dtype out")
+    if x.ndim == 0:
+        x = x.reshape(1)
     if width := _width(spec):
         x = hadamard.transform(x, width)
     ask = Request(noise, nonfinite, scale_dtype, name, importance)
@@ -92,11 +96,28 @@ def decode(
 ) -> torch.Tensor:
     """The values that the codes stand for: `shape`, computed in fp32 and rounded once to `dtype`."""
     require_built(spec)
+    if len(shape) == 0:
+        return decode(codes, scales, spec, (1,), dtype).reshape(())
     if width := _width(spec):
         padded = (*shape[:-1], -(-shape[-1] // width) * width)
         values = CODECS[spec.element].decode(codes, scales, spec, padded)
         return hadamard.inverse(values, width, shape[-1]).to(dtype)
     return CODECS[spec.element].decode(codes, scales, spec, shape).to(dtype)
+
+
+def _importance(weights: torch.Tensor, shape: torch.Size, where: str) -> torch.Tensor:
+    """Weights of every value, fp32 [shape].  Raises QuantError for another shape and for what is no weight."""
+    try:
+        weights = weights.float().expand(shape)
+    except RuntimeError:
+        raise QuantError(
+            f"importance weights of shape {list(weights.shape)} do not fit values of shape {list(shape)}",
+            where=where,
+            fix="give one weight per value, or one per input channel (the last dimension)",
+        ) from None
+    if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+        raise QuantError("importance weights must be finite and not negative", where=where)
+    return weights
 
 
 def scale_names(spec: QuantSpec) -> tuple[str, ...]:

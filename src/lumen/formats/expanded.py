@@ -1,13 +1,15 @@
 """E4M3 with range expansion, for optimizer states (COAT, arXiv 2410.19313).
 
-A group of moments spans far fewer decades than E4M3 does, so much of the format goes unused.  Raising magnitudes to a
+A group of moments spans far fewer spans than E4M3 does, so much of the format goes unused.  Raising magnitudes to a
 power k stretches their logarithms over the whole format:
 
     k = ln R / ln(max / min)         over the group's non-zero values, R = 448² / 2 the ratio that the format spans
     y = sign(x) · (|x| / c)^k        c = √(max · min), so that the stretched range lies around 1
     stored: y / s in E4M3 with s = max|y| / 448, and k, s, c in bf16;   x ≈ sign(y) · |y·s|^(1/k) · c
 
-Zeros stay zero.  A group of one magnitude has nothing to stretch: k = 1.
+Zeros stay zero.  A group of one magnitude has nothing to stretch: k = 1.  k is at most 4096: as c is rounded to bf16,
+a group of nearly one magnitude would otherwise be stretched beyond fp32.  What a group spans is the difference of two
+logarithms, as the ratio of its ends would overflow; fp32's own subnormals count as its smallest normal number.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from lumen.formats.spec import QuantSpec
 
 _MAX = GRIDS["e4m3", "ocp"].max
 _SPAN = math.log(_MAX**2 / 2)
+_LARGEST_POWER = 4096.0
+_TINY = torch.finfo(torch.float32).tiny  # bf16's too
 
 
 def _encode(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tensor, Scales]:
@@ -33,14 +37,15 @@ def _encode(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tenso
     check_finite(high, ask.nonfinite, ask.name)
     low = torch.where(size > 0, size, torch.inf).amin(1) if x.numel() else high
     empty = high == 0
-    high, low = torch.where(empty, 1.0, high), torch.where(empty, 1.0, low)
-    power = _SPAN / torch.log(high / low)
-    power = torch.where(torch.isfinite(power), power, 1.0).to(torch.bfloat16)
+    high, low = (torch.where(empty, 1.0, end.clamp_min(_TINY)) for end in (high, low))
+    spans = torch.log(high) - torch.log(low)
+    power = torch.where(spans > 0, (_SPAN / spans).clamp_max(_LARGEST_POWER), 1.0).to(torch.bfloat16)
     centre = (high.sqrt() * low.sqrt()).to(torch.bfloat16)
     stretched = (size / centre.float()[:, None]) ** power.float()[:, None]
     stretched = torch.where(size > 0, stretched, 0.0)
     scale = stretched.amax(1) / _MAX if x.numel() else high
-    scale = torch.where(empty, 1.0, scale).to(torch.bfloat16)
+    scale = torch.where(empty | (scale < _TINY), 1.0, scale)
+    scale = torch.where(torch.isfinite(high), scale, torch.nan).to(torch.bfloat16)
     units = torch.sign(blocks) * stretched / scale.float()[:, None]
     codes = float_codes(units.clamp(-_MAX, _MAX), GRIDS["e4m3", "ocp"]).reshape(-1)[: x.numel()]
     return codes.reshape(x.shape), {"scale": scale, "power": power, "centre": centre}

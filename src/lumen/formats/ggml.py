@@ -16,7 +16,7 @@ import torch
 
 from lumen.core import QuantError
 from lumen.formats.base import Codec, Request, Scales, Shape
-from lumen.formats.scales import check_finite
+from lumen.formats.scales import check_finite, check_scale
 from lumen.formats.spec import QuantSpec
 
 BLOCK = 32
@@ -42,8 +42,10 @@ def _encode(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tenso
         # product and sum are each rounded to fp32, as ggml's code says; a wider product moves values across ties
         low, high = torch.trunc(blocks * _inverse(d) + 8.5).clamp(0, 15).to(torch.uint8).split(BLOCK // 2, dim=-1)
         codes = (low | (high << 4)).reshape(*x.shape[:-1], x.shape[-1] // 2)
-    d = torch.where(torch.isfinite(amax), d, torch.nan)
-    return codes, {"scale": d.to(torch.float16)}
+    scale = d.to(torch.float16)
+    scale = torch.where(torch.isfinite(amax) & torch.isfinite(scale), scale, torch.nan)
+    check_scale(scale, ask.nonfinite, ask.name)
+    return codes, {"scale": scale}
 
 
 def _inverse(d: torch.Tensor) -> torch.Tensor:

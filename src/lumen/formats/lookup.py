@@ -85,8 +85,11 @@ def stochastic(units: torch.Tensor, table: torch.Tensor, uniform: torch.Tensor) 
 def to_table(
     blocks: torch.Tensor, absmax: torch.Tensor, table: torch.Tensor, uniform: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """blocks [B, S] and absmax [B], both fp32 → indices [B, S].  Times the reciprocal, as bitsandbytes' kernels do."""
-    units = blocks * (1 / torch.where(absmax == 0, 1.0, absmax))[:, None]
+    """blocks [B, S] and absmax [B], both fp32 → indices [B, S].
+
+    Times the reciprocal of at least 1e-38, as bitsandbytes does: that of a smaller number would be infinite.
+    """
+    units = blocks * (1 / absmax.clamp_min(1e-38))[:, None]
     return nearest(units, table) if uniform is None else stochastic(units, table, uniform)
 
 
@@ -98,7 +101,8 @@ def _encode(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tenso
     absmax = torch.where(torch.isfinite(absmax), absmax, torch.nan)
     scales: Scales = {"scale": absmax}
     if spec.element == "codebook":
-        table = learn_codebook(blocks / torch.where(absmax == 0, 1.0, absmax)[:, None], absmax, ask.importance)
+        units = blocks * (1 / absmax.clamp_min(1e-38))[:, None]
+        table = learn_codebook(units, absmax, ask.importance)
         scales["codebook"] = table
     else:
         table = torch.tensor(table_of(spec), device=x.device)
@@ -128,8 +132,12 @@ def _decode(codes: torch.Tensor, scales: Scales, spec: QuantSpec, shape: Shape) 
 
 
 def nest(absmax: torch.Tensor) -> Scales:
-    """Quantise absmax [blocks] as QLoRA does: codes of absmax - mean, an absmax per 256 of them, and the mean."""
+    """Quantise absmax [blocks] as QLoRA does: codes of absmax - mean, an absmax per 256 of them, and the mean.
+
+    A block marked with NaN marks the 256 that it shares an absmax with, as these codes have no NaN, but not the mean.
+    """
     offset = absmax.mean() if absmax.numel() else absmax.new_zeros(())
+    offset = torch.where(torch.isfinite(offset), offset, absmax.nanmean().nan_to_num()) if absmax.numel() else offset
     blocks = flat_blocks(absmax - offset, NESTED_BLOCK)
     outer = blocks.abs().amax(1) if absmax.numel() else absmax.new_zeros(0)
     table = torch.tensor(dynamic8_table(), device=absmax.device)

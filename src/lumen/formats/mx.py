@@ -52,7 +52,9 @@ def shared_exponent(amax: torch.Tensor, grid: MiniFloat, rule: str) -> torch.Ten
 
 
 def _ceil_log2(x: torch.Tensor) -> torch.Tensor:
-    return floor_log2(x) + ((x.view(torch.int32) & _MANTISSA) != 0).to(torch.int32)
+    """Exact for normal numbers; fp32's own subnormals up to 2^-127, the least scale, count as it."""
+    bits = x.view(torch.int32)
+    return floor_log2(x) + (((bits & _MANTISSA) != 0) & (bits > 1 << 22)).to(torch.int32)
 
 
 def e8m0_values(byte: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from lumen.formats.floats import GRIDS, float_codes, round_to_grid
 from lumen.formats.groups import group_amax, group_mean_abs, spread
 from lumen.formats.integer import MAX, decode_integer, encode_integer
 from lumen.formats.packing import pack, unpack
-from lumen.formats.scales import absmax_scale, check_finite
+from lumen.formats.scales import absmax_scale, check_finite, check_scale
 from lumen.formats.spec import QuantSpec
 
 _OFFSET = {"int4": 8, "ternary": 1}
@@ -25,7 +25,9 @@ _OFFSET = {"int4": 8, "ternary": 1}
 def _scale(x: torch.Tensor, spec: QuantSpec, type_max: float, ask: Request) -> torch.Tensor:
     amax = group_amax(x, spec.granularity)
     check_finite(amax, ask.nonfinite, ask.name)
-    return absmax_scale(amax, type_max, rule=spec.rule, storage=ask.scale_dtype)
+    scale = absmax_scale(amax, type_max, rule=spec.rule, storage=ask.scale_dtype)
+    check_scale(scale, ask.nonfinite, ask.name)
+    return scale
 
 
 def _encode_integer(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tensor, Scales]:
@@ -52,6 +54,7 @@ def _encode_ternary(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[tor
     mean = group_mean_abs(x, spec.granularity)
     check_finite(mean, ask.nonfinite, ask.name)
     scale = absmax_scale(mean, 1.0, storage=ask.scale_dtype)
+    check_scale(scale, ask.nonfinite, ask.name)
     codes = encode_integer(x, scale, spec.granularity, 1)
     return pack((codes + 1).to(torch.uint8), 2), {"scale": scale}
 

@@ -25,12 +25,34 @@ def absmax_scale(
     """
     scale = amax / type_max
     if rule == "pow2":
-        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+        scale = _power_above(scale)
     scale = scale.to(storage)
     # a zero group must not divide by zero; below the smallest normal number a scale has too few bits to be one, and
     # the values (under 1e-35) become zeros.  So a code never needs clamping after rounding to nearest.
     scale = torch.where(scale < torch.finfo(torch.float32).tiny, torch.ones_like(scale), scale)
-    return torch.where(torch.isfinite(amax), scale, torch.full_like(scale, torch.nan))
+    # a scale too large for its type (fp16) is marked like a group that holds infinity
+    return torch.where(torch.isfinite(amax) & torch.isfinite(scale), scale, torch.full_like(scale, torch.nan))
+
+
+def _power_above(x: torch.Tensor) -> torch.Tensor:
+    """The least power of two that is at least fp32 x ≥ 0, from its bits: a library's log2 may round across one.
+
+    NaN and infinity stay what they are; so do zero and numbers up to 2^-127, which are no scales anyway.
+    """
+    x = x.contiguous()
+    bits = x.view(torch.int32)
+    up = ((bits + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    return torch.where((bits > 1 << 22) & torch.isfinite(x), up, x)
+
+
+def check_scale(scale: torch.Tensor, policy: str, name: str) -> None:
+    """Raise QuantError where the policy is `raise` and a scale does not fit the 16-bit type it is stored in."""
+    if policy == "raise" and scale.dtype == torch.float16 and not bool(torch.isfinite(scale).all()):
+        raise QuantError(
+            f"{int((~torch.isfinite(scale)).sum())} of {scale.numel()} scales are too large for fp16",
+            where=name,
+            fix="the values are too large for this format; bf16 or fp32 scales hold them",
+        )
 
 
 def check_finite(amax: torch.Tensor, policy: str, name: str) -> None:
