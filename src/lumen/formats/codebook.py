@@ -55,7 +55,7 @@ def _bins(values: torch.Tensor, sum_w: torch.Tensor) -> torch.Tensor:
 
 
 def _partition(sum_w: torch.Tensor, sum_wx: torch.Tensor, bins: torch.Tensor, entries: int) -> torch.Tensor:
-    """The best cut of the bins into `entries` intervals, of which some may be empty → edges (positions) [entries + 1]."""
+    """The best cut of the bins into `entries` intervals, some maybe empty → their edges (positions) [entries + 1]."""
     w = sum_w[bins][None, :] - sum_w[bins][:, None]
     wx = sum_wx[bins][None, :] - sum_wx[bins][:, None]
     gain = torch.where(w > 0, wx.square() / w.clamp_min(1e-300), 0.0)  # of the interval [row, column)
