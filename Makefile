@@ -13,7 +13,7 @@ TEST_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MPLBACKEND=Agg
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format unit test-slow bench-peers gpu-check docs-check lock clean distclean
+.PHONY: help setup demo test lint format unit test-slow bench-peers loss-table gpu-check docs-check lock clean distclean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,10 @@ test-slow: $(READY) ## kill -9 twenty times, real-model tests, long parity runs
 
 bench-peers: $(READY) ## PEFT + HF Trainer, LLaMA-Factory and Lumen on the same rows, in turns; ARGS="--data FILE.json --setting a"
 	@$(BIN)/python bench/peers/run.py $(ARGS)
+
+loss-table: $(READY) ## the loss-gap table, what is missing of it; DATA=folder of alpaca_en_demo.json and wiki_demo.txt
+	@for i in 1 2; do $(BIN)/lumen bench loss-gap --data "$(DATA)" --share $$i/2 --quiet $(ARGS) & done; wait
+	@$(BIN)/lumen bench loss-gap --data "$(DATA)" --table $(ARGS)
 
 gpu-check: $(READY) ## on a machine with a GPU: a few steps per dtype against the CPU
 	@PYTHON=$(BIN)/python bash bench/gpu_check.sh

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
         hint = f"did you mean `{close[0]}`?" if close else "`lumen bench --help` lists them"
         print(f"there is no bench `{name}`; {hint}", file=sys.stderr)
         return 2
-    return int(import_module(f"lumen.bench.{name}.command").main(rest))
+    return int(import_module(f"lumen.bench.{name.replace('-', '_')}.command").main(rest))
 
 
 def usage() -> str:

@@ -128,12 +128,16 @@ def dgrad_gemm(
 
 
 def wgrad_gemm(dy: torch.Tensor, x: torch.Tensor, gemm: GemmPlan, dtype: torch.dtype) -> torch.Tensor:
-    """dy [M, N], x [M, K] → dW [N, K] = dyᵀ·x in `dtype`; both operands are quantised along M."""
+    """dy [M, N], x [M, K] → dW [N, K] = dyᵀ·x in `dtype`; both operands are quantised along M.
+
+    Where dy stays in high precision, x keeps forward's groups along K: what is differentiated is what forward computed.
+    """
     if dy.shape[0] == 0:
         return dy.new_zeros(dy.shape[1], x.shape[1], dtype=dtype)
     if gemm.how == "int8":
         assert gemm.left is not None and gemm.right is not None
         (qy, sy), (qx, sx) = encode_operand(dy, gemm.left, 0), encode_operand(x, gemm.right, 0)
         return int8_matmul(qy.t(), qx, sy.t() if sy.ndim else sy, sx, dtype)
-    left, right = through(dy, gemm.left, 0, dy.dtype), through(x, gemm.right, 0, dy.dtype)
+    left = through(dy, gemm.left, 0, dy.dtype)
+    right = through(x, gemm.right, 0 if gemm.left else 1, dy.dtype)
     return (left.t() @ right).to(dtype)
