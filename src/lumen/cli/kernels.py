@@ -1,4 +1,4 @@
-"""`lumen kernels`: the table of kernels, and which one a chip would get."""
+"""`lumen kernels`: the table of kernels, which one a chip would get, and how each recipe would run on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main(argv: list[str]) -> int:
         prog="lumen kernels", description="The table of kernels, and which would be chosen."
     )
     parser.add_argument(
-        "--target", default="", help="an architecture: cpu, gfx942, sm_90 (default: the first GPU, or cpu)"
+        "--target", default="", help="a chip: MI300X, gfx942, sm_90, cpu (default: the first GPU, or cpu)"
     )
     parser.add_argument("--json", action="store_true", help="for a machine to read")
     arguments = parser.parse_args(argv)
@@ -20,14 +20,12 @@ def main(argv: list[str]) -> int:
     import torch
 
     from lumen.core.errors import QuantError
-    from lumen.hardware import architecture
-    from lumen.kernels import select, table, target_of
+    from lumen.kernels import select, table
+    from lumen.quant.report import recipe_rows
+    from lumen.quant.target import resolve
 
-    target = arguments.target.lower().partition(":")[0]
-    if not target:
-        target = target_of("cuda" if torch.cuda.is_available() else "cpu")
-    elif target != "cpu":
-        target = architecture(target).name
+    target = resolve(arguments.target, "cuda" if torch.cuda.is_available() else "cpu")
+    recipes = {"trained": recipe_rows(target, frozen=False), "frozen": recipe_rows(target, frozen=True)}
     rows: list[dict[str, Any]] = []
     for kernel in table():
         for fmt in kernel.formats:
@@ -48,7 +46,7 @@ def main(argv: list[str]) -> int:
                 }
             )
     if arguments.json:
-        print(json.dumps({"target": target, "kernels": rows}, indent=2))
+        print(json.dumps({"target": target, "kernels": rows, "recipes": recipes}, indent=2))
         return 0
     print(f"kernels on {target} (* is chosen)\n")
     print(f"  {'operation':<14}{'format':<8}{'backend':<11}{'kind':<10}targets")
@@ -58,4 +56,23 @@ def main(argv: list[str]) -> int:
             f"{mark} {row['op']:<14}{row['format']:<8}{row['backend']:<11}{row['kind']:<10}{' '.join(row['targets'])}"
         )
         print(f"    {row['why']}" + (f"; here: {row['missing']}" if row["missing"] else ""))
+    print("\n".join(recipe_lines(target, recipes)))
     return 0
+
+
+def recipe_lines(target: str, recipes: dict[str, list[dict[str, str]]]) -> list[str]:
+    """How every recipe's products run on the chip, trained and frozen, and why where that is not plain."""
+    columns = ("forward", "dgrad", "wgrad")
+    reasons: dict[str, str] = {}
+    lines = ["", f"recipes on {target}, as `quantize(..., target={target!r})` would report them"]
+    for state, rows in recipes.items():
+        shown = columns if state == "trained" else columns[:2]
+        lines += ["", f"  {state + ' weight':<20}" + "".join(f"{gemm:<13}" for gemm in shown) + "stored"]
+        for row in rows:
+            if row["missing"]:
+                lines.append(f"  {row['recipe']:<20}not in this version: {row['missing']}")
+                continue
+            lines.append(f"  {row['recipe']:<20}" + "".join(f"{row[g]:<13}" for g in shown) + row["stored"])
+            reasons |= {row[f"{g} why"]: row[g] for g in shown if row[g] != "none"}
+    lines.append("")
+    return lines + [f"  {kind:<13}{why}" for why, kind in sorted(reasons.items(), key=lambda item: item[::-1])]

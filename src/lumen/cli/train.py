@@ -4,6 +4,7 @@ from __future__ import annotations
 
 FLAGS = {
     "--dry-run": "print the resolved plan (parameters, steps, memory, data) and end without training",
+    "--target NAME": "compute the numbers of another chip (gfx942, MI300X) and report for it; the same as quant.target",
     "--allow-remote-code": "let a model run code that it ships; read that code first",
 }
 
@@ -14,9 +15,9 @@ def main(argv: list[str]) -> int:
     # Waiting OpenMP threads spin for milliseconds and starve whatever else runs on this machine; a short spin costs
     # nothing alone.  It is read when torch is imported, so it is set here.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    from lumen.cli.arguments import split
+    from lumen.cli.arguments import renamed, split
 
-    arguments = split(argv, FLAGS)
+    arguments = split(renamed(argv, {"--target": "quant.target"}), FLAGS)
     if arguments.help or (arguments.file is None and not arguments.overrides):
         print(usage())
         return 0 if arguments.help else 2

@@ -1,7 +1,7 @@
 """Chips as data, the probe that says what a machine is (injectable, so tests can be any machine), and device choice."""
 
 from lumen.hardware.architectures import ARCHITECTURES, Architecture, architecture, fp8_dialect, is_native, plain_name
-from lumen.hardware.chips import CHIPS, Chip, chips_of, find_chip, match_chip
+from lumen.hardware.chips import CHIPS, Chip, chips_of, code_target, find_chip, match_chip
 from lumen.hardware.choice import Choice, Problem, choose
 from lumen.hardware.gpus import Gpu
 from lumen.hardware.probe import Cpu, Machine, Memory, Torch, probe
@@ -23,6 +23,7 @@ __all__ = [
     "architecture",
     "chips_of",
     "choose",
+    "code_target",
     "find_chip",
     "fp8_dialect",
     "is_native",

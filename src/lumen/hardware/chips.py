@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lumen.core.errors import HardwareError
-from lumen.hardware.architectures import Architecture, architecture
+from lumen.hardware.architectures import Architecture, architecture, plain_name
 
 # Tags as in `architectures`; each says which figures it is about.
 VENDOR_TABLE = "S: peak TFLOPS as vendors' pages are cited in a public book on machine-learning engineering"
@@ -148,6 +148,19 @@ def find_chip(name: str) -> Chip:
             fix=f"did you mean {' or '.join(names)}?" if names else "`lumen hardware list` names them",
         )
     return chip
+
+
+def code_target(name: str) -> str:
+    """The code target that a name means: `cpu`, an architecture (`gfx942:xnack-`, `sm_90`) or a chip (`MI300X`).
+
+    Raises HardwareError with the nearest names.
+    """
+    plain = plain_name(name)
+    if plain == "cpu":
+        return "cpu"
+    if plain.startswith(("gfx", "sm_")):
+        return architecture(plain).name
+    return find_chip(name).arch
 
 
 def chips_of(arch: str) -> list[Chip]:

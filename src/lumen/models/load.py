@@ -85,7 +85,7 @@ def load_model(
         loaded = _load_in_codes(source, config, dtype, target, stream)
         model, quant = loaded if loaded is not None else (_load_weights(source, config, dtype, target), None)
     if quant is None and stream is not None:
-        quant = quantize(model, stream.policy, frozen=stream.frozen)
+        quant = quantize(model, stream.policy, frozen=stream.frozen, target=stream.target)
     _forget_quantization(model)
     model.name_or_path = model.config.name_or_path = source.reference
     new_tokens = add_tokens(model, tokenizer, config)
@@ -210,8 +210,10 @@ def _load_in_codes(
             specs = quantised.stored_specs(settings, state)
             state = quantised.group_codes(state, specs)
             policy = stream.policy if stream is not None else quantised.stored_policy(settings, specs)
-            stream = Stream(policy, frozen=True if stream is None else stream.frozen, specs=specs)
+            chip = None if stream is None else stream.target
+            stream = Stream(policy, frozen=True if stream is None else stream.frozen, specs=specs, target=chip)
         assert stream is not None
+        stream.device = device
         attention = attention_implementation(config, device)
         if attention is not None:
             arguments["attn_implementation"] = attention

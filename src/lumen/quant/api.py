@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from lumen.core import QuantError
@@ -22,6 +23,7 @@ from lumen.quant.modules import Found, linear_layers
 from lumen.quant.plan import LayerPlan, plan_layer
 from lumen.quant.policy import GEMMS, Policy
 from lumen.quant.report import Report, report
+from lumen.quant.target import in_dialect, resolve
 
 Recipe = str | Policy | QuantSection | QuantConfig | Mapping[str, Any]
 
@@ -58,25 +60,27 @@ def quantize(
     recipe: a name of `quant.recipes`, a Policy, or a dict like the YAML section (`{"weight": "int8:row", …}`).
     frozen: whether weights never get a gradient (they are then stored as codes); a function decides per module name.
             Default: as `requires_grad` says now, so freeze before, or say True when an adapter will be injected after.
-    target: the chip the report is for; default: the one the weights are on.
+    target: the chip whose numbers are computed (FP8's dialect) and which the report is for: `gfx942`, `MI300X`, `cpu`;
+            default: the one the weights are on.
 
-    Raises QuantError (unknown recipe, format not built, rule without a module, model quantised already) before anything
-    is changed.
+    Before anything is changed it raises QuantError (unknown recipe, format not built, rule without a module, model
+    quantised already) and HardwareError (unknown target).
     """
     policy = as_policy(recipe)
+    target = resolve(target or named_target(recipe), _device(model))
     if any(isinstance(m, QuantLinear) for m in model.modules()):
         raise QuantError(
             "this model is quantised already",
             fix="call lumen.dequantize(model) first, then quantise with the new recipe",
         )
-    exchange(model, plan_model(model, policy, frozen))
+    exchange(model, plan_model(model, policy, frozen, target=target))
     return report(model, policy.name, target)
 
 
 def plan_model(
-    model: nn.Module, policy: Policy, frozen: bool | Callable[[str], bool] | None = None
+    model: nn.Module, policy: Policy, frozen: bool | Callable[[str], bool] | None = None, *, target: str
 ) -> dict[str, LayerPlan]:
-    """Path → plan of every layer that the policy quantises; also of a model on the meta device.
+    """Path → plan of every layer that the policy quantises, for one architecture; also of a model on the meta device.
 
     Raises QuantError as `quantize` does, and changes nothing.
     """
@@ -88,6 +92,7 @@ def plan_model(
         plan = plan_layer(policy, layer.name, frozen=_is_frozen(layer, frozen), protected=bool(layer.protected))
         if not plan.active:
             continue
+        plan = in_dialect(plan, target, layer.name)
         _check_rows(layer, plan)
         if layer.tied:
             raise tied_head(layer.name)
@@ -98,6 +103,19 @@ def plan_model(
             fix="only nn.Linear layers are quantised; the output head, routers and embeddings stay as they are",
         )
     return plans
+
+
+def named_target(recipe: Recipe) -> str | None:
+    """The chip that a section names with `target:`."""
+    if isinstance(recipe, QuantConfig):
+        return recipe.quant.target
+    if isinstance(recipe, QuantSection):
+        return recipe.target
+    return recipe.get("target") if isinstance(recipe, Mapping) else None
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def dequantize(model: nn.Module) -> None:

@@ -57,6 +57,9 @@ class QuantSection(Config):
     rules: list[QuantRule] = []
     """Rules before the recipe's own. Default: none."""
 
+    target: str | None = None
+    """Chip whose numbers are computed, such as gfx942 or MI300X (its FP8 operands are FNUZ). Default: the device's."""
+
     def policy(self) -> Policy:
         """Rules first, then the roles given here, then the recipe.  Raises QuantError.
 

@@ -1,7 +1,8 @@
 """What quantising did, per layer and GEMM: the formats, the bytes, and whether the chip runs them natively.
 
 native       the chip multiplies this format itself
-emulated     the same numbers, computed in a wider type: right, not fast
+emulated     the chip has no units for this format: the same numbers, computed in a wider type; right, not fast
+fallback     the chip has the units, but no kernel of this version uses them here; computed as if emulated
 dequantised  one operand is in high precision, so the other is dequantised and the product runs in the compute dtype
 none         nothing is quantised here
 """
@@ -17,17 +18,22 @@ from torch import nn
 
 from lumen.core import QuantError
 from lumen.formats import bits_per_value
-from lumen.kernels import select, target_of
+from lumen.hardware import code_target
+from lumen.kernels import select
+from lumen.quant import recipes
 from lumen.quant.gemm import shares_codes
 from lumen.quant.linear import QuantLinear
 from lumen.quant.modules import left_alone, linear_layers, plain_name
-from lumen.quant.plan import GemmPlan
+from lumen.quant.plan import GemmPlan, plan_layer
 from lumen.quant.policy import GEMMS, OF_GEMM
+from lumen.quant.target import in_dialect, resolve, units
+
+_EMULATED = "quantised, dequantised, multiplied in the compute dtype"
 
 
 @dataclass(frozen=True)
 class GemmReport:
-    """left, right: the specs written out, or `none`.  kind: native, emulated, dequantised or none.  why: one line."""
+    """left, right: the specs written out, or `none`.  kind: see the module's text.  why: one line."""
 
     gemm: str
     left: str
@@ -95,15 +101,39 @@ class Report:
 
 
 def report(model: nn.Module, recipe: str = "as it is", target: str | None = None) -> Report:
-    """Describe a model as it is now, for the chip its weights are on or for a named one (`gfx942`, `sm_90`, `cpu`)."""
+    """Describe a model as it is now, for the chip its weights are on or for a named one (`gfx942`, `MI300X`, `cpu`).
+
+    The operands' dialect was fixed when the model was quantised (`quantize(..., target=...)`).
+    """
     parameter = next(model.parameters(), None)
-    chip = target or (target_of(parameter.device) if parameter is not None else "cpu")
+    chip = resolve(target, "cpu" if parameter is None else parameter.device)
     result = Report(recipe, chip, skipped=left_alone(model))
     quantised = [(path, m) for path, m in _quantised(model)]
     result.layers = [layer_report(name, m, chip) for name, m in quantised]
     for found in linear_layers(model):
         result.skipped[found.name] = found.protected or "the policy says none"
     return result
+
+
+def recipe_rows(target: str, *, frozen: bool) -> list[dict[str, str]]:
+    """Every recipe on a named chip without a model: `recipe`, `stored`, and per GEMM its kind (`gemm`, `gemm why`).
+
+    A recipe that this version cannot run has `missing` instead.  Raises HardwareError for a chip that is not known.
+    """
+    chip = code_target(target)
+    rows = []
+    for name, missing in recipes.available().items():
+        row = {"recipe": name, "missing": missing}
+        if not missing:
+            plan = plan_layer(recipes.recipe(name), "layer", frozen=frozen, protected=False)
+            plan = in_dialect(plan, chip)
+            stored = plan.forward.right if plan.stores_codes else None
+            row["stored"] = stored.full() if stored else "as it is"
+            for gemm in GEMMS if not frozen else GEMMS[:2]:
+                told = gemm_report(gemm, plan.gemm(gemm), plan.stores_codes, chip)
+                row |= {gemm: told.kind, f"{gemm} operands": f"{told.left} × {told.right}", f"{gemm} why": told.why}
+        rows.append(row)
+    return rows
 
 
 def _quantised(model: nn.Module) -> Iterable[tuple[str, QuantLinear]]:
@@ -141,11 +171,15 @@ def gemm_report(gemm: str, plan: GemmPlan, stored: bool, target: str) -> GemmRep
             kind, why = kernel.kind, kernel.why
         except QuantError as error:
             kind, why = "emulated", error.what
+        if kind == "emulated" and units(plan.left, plan.right, target):
+            kind, why = "fallback", f"{target} multiplies int8, but torch does not there: {why}"
     elif plan.how == "emulated":
-        kind, why = (
-            "emulated",
-            "no kernel multiplies this pair: quantised, dequantised, multiplied in the compute dtype",
-        )
+        assert plan.left is not None and plan.right is not None
+        element, pair = units(plan.left, plan.right, target), f"{plan.left.element} × {plan.right.element}"
+        if element:
+            kind, why = "fallback", f"{target} multiplies {element}, but no kernel of this version does: {_EMULATED}"
+        else:
+            kind, why = "emulated", f"{target} has no units for {pair}: {_EMULATED}"
     elif plan.how == "dequantised":
         high = roles[0] if plan.left is None else roles[1]
         kind, why = "dequantised", f"{high} is in high precision, so the product runs in the compute dtype"

@@ -18,12 +18,13 @@ from torch import nn
 
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
-from lumen.quant.api import Recipe, as_policy, exchange, plan_model, put_module, tied_head
+from lumen.quant.api import Recipe, as_policy, exchange, named_target, plan_model, put_module, tied_head
 from lumen.quant.layouts import from_disk
 from lumen.quant.linear import QuantLinear
 from lumen.quant.plan import LayerPlan
 from lumen.quant.policy import Policy
 from lumen.quant.report import Report, report
+from lumen.quant.target import resolve
 
 
 class Stream:
@@ -32,6 +33,7 @@ class Stream:
     recipe: as `lumen.quantize` takes it.
     frozen: whether weights never get a gradient; only those are kept as codes, others are quantised once loaded.
     specs:  module name → spec in which the checkpoint stores it, where it holds codes.
+    target: the chip whose numbers are computed, as `lumen.quantize` takes it.
     """
 
     def __init__(
@@ -40,8 +42,11 @@ class Stream:
         *,
         frozen: bool | Callable[[str], bool] = True,
         specs: Mapping[str, QuantSpec] | None = None,
+        target: str | None = None,
     ) -> None:
         self.policy: Policy = as_policy(recipe)
+        self.target = target or named_target(recipe)
+        self.device: torch.device | str = "cpu"  # where the model will be; the one who reads says it
         self.frozen = frozen
         self.specs = dict(specs or {})
         self.plans: dict[str, LayerPlan] = {}
@@ -50,7 +55,8 @@ class Stream:
 
     def prepare(self, model: nn.Module) -> None:
         """Plan the skeleton of a model.  Raises QuantError as `lumen.quantize` does, before anything is read."""
-        self.plans = plan_model(model, self.policy, self.frozen)
+        self.target = resolve(self.target, self.device)
+        self.plans = plan_model(model, self.policy, self.frozen, target=self.target)
         head = getattr(model, "get_output_embeddings", lambda: None)()
         tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
         for path in self.plans:  # a skeleton is not tied yet, so the planner could not see it
@@ -95,7 +101,7 @@ class Stream:
         for place in self.paths[path]:
             put_module(model, place, layer)
 
-    def finish(self, model: nn.Module, target: str | None = None) -> Report:
+    def finish(self, model: nn.Module) -> Report:
         """Quantise what was left in high precision (layers that keep a master) and report.
 
         Raises QuantError where a weight was never handed over.
@@ -109,7 +115,7 @@ class Stream:
                 fix="check that all shards are there and that config.json belongs to them",
             )
         exchange(model, rest)
-        return report(model, self.policy.name, target)
+        return report(model, self.policy.name, self.target)
 
 
 def _check_shape(found: tuple[int, ...], expected: tuple[int, ...], where: str) -> None:
