@@ -131,7 +131,7 @@ _ROWS: list[Key] = [
     *refuse(LF, "beam search is not built; generation samples", num_beams=1),
     *noop(LF, "only beam search reads it", length_penalty=1.0),
     *refuse(LF, "only safetensors are written, no pickle; leave it out", export_legacy_format=False),
-    *refuse(LF, "quantised export is not built yet; export the merged model and quantise it in a later release",
+    *refuse(LF, "GPTQ is not built; export_format: int4 (W4A16), int8 or w8a16 quantise the merged model",
             export_quantization_bit=None),
     *noop(LF, "it belongs to export_quantization_bit, which is off", export_quantization_dataset=None,
           export_quantization_nsamples=128, export_quantization_maxlen=1024),

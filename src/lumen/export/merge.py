@@ -14,9 +14,8 @@ The directory appears under its name only after this comparison.
 from __future__ import annotations
 
 import math
-import re
-import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,17 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from lumen.adapters.card import render_card
 from lumen.adapters.config import AdapterConfig
 from lumen.adapters.load import adapter_base, find_adapter, load_adapter
 from lumen.adapters.merge import MergeReport, merge_in_place
 from lumen.core import ConfigError, ModelError, note, say
-from lumen.core.files import atomic_directory, atomic_write_text
+from lumen.core.files import atomic_directory
 from lumen.data.config import DataConfig
 from lumen.data.templates import apply_template
+from lumen.export.card import licence_of, write_card
 from lumen.export.config import ExportConfig
 from lumen.models.config import ModelConfig
-from lumen.models.load import LoadedModel, inference_dtype, load_model
-from lumen.models.source import resolve_source
+from lumen.models.load import LoadedModel, inference_dtype, load_model, quiet_progress
 from lumen.quant.config import QuantConfig
 
 FP32_TOLERANCE = 1e-4
@@ -89,45 +87,44 @@ class MergeResult:
         return lines
 
 
-def merge(config: MergeConfig | Any, *, allow_unchanged: bool = False, verify: bool = True) -> MergeResult:
+def merge(
+    config: MergeConfig | Any,
+    *,
+    allow_unchanged: bool = False,
+    verify: bool = True,
+    observe: Callable[[LoadedModel], None] | None = None,
+    finish: Callable[[Path, MergeResult], None] | None = None,
+) -> MergeResult:
     """Merge `adapter_name_or_path` (all, in order) into `model_name_or_path` and write `export_dir`.
 
     Without a base the adapter's own is taken; without an adapter the model (a full or freeze checkpoint) is written
     out as it is.  Raises ConfigError and ModelError; on an error nothing is written.
+
+    observe: sees the adapted model before the last merge.
+    finish:  sees the written folder before it appears under its name; an error in it leaves nothing behind.
     """
     begin = time.monotonic()
-    config = _complete(config)
+    config = complete(config)
     directory = Path(config.export_dir).expanduser()
     names = list(config.adapter_name_or_path or [])
-    _check_target(config, directory)
+    check_directory(config, directory)
     loaded = load_model(config, dtype=inference_dtype(config), device=config.export_device)
-    report = MergeReport()
     adapted, base_logits = None, None
     tokens = _random_tokens(loaded) if verify else None
-    if not names and tokens is not None:
-        adapted = _logits(loaded.model, tokens)
-    for number, name in enumerate(names):
-        last = number == len(names) - 1
-        if last and tokens is not None:
-            base_logits = _logits(loaded.model, tokens)
-        load_adapter(loaded, name, config=config)
-        if last and tokens is not None:
-            adapted = _logits(loaded.model, tokens)
-        loaded.model, part = merge_in_place(loaded.model)
-        part.check(allow_unchanged=allow_unchanged)
-        if part.rounded:
-            note(
-                f"{len(part.rounded)} of {len(part.changes)} ΔW are lost in {loaded.dtype}; infer_dtype: float32 keeps"
-            )
-        report.changes |= {name if name not in report.changes else f"{name} ({number + 1})": v
-                           for name, v in part.changes.items()}  # fmt: skip
-        report.unchanged += part.unchanged
-        report.rounded += part.rounded
-        report.whole += part.whole
-    apply_template(loaded.tokenizer, config.template)
+
+    def look(stage: str, now: LoadedModel) -> None:
+        nonlocal adapted, base_logits
+        if stage == "base" and tokens is not None:
+            base_logits = _logits(now.model, tokens)
+        if stage == "adapted":
+            adapted = None if tokens is None else _logits(now.model, tokens)
+            if observe is not None:
+                observe(now)
+
+    report = merge_adapters(loaded, config, allow_unchanged=allow_unchanged, look=look)
     parameters = sum(p.numel() for p in loaded.model.parameters())
     with atomic_directory(directory) as folder:
-        _write(loaded, folder, config, names, report)
+        write_directory(loaded, folder, config, names, report)
         result = MergeResult(
             directory,
             str(loaded.dtype).removeprefix("torch."),
@@ -140,11 +137,52 @@ def merge(config: MergeConfig | Any, *, allow_unchanged: bool = False, verify: b
             dtype, device = loaded.dtype, loaded.device
             loaded.model = None
             _verify(folder, tokens, adapted, base_logits, dtype, device, result)
+        if finish is not None:
+            loaded.model = None
+            finish(folder, result)
     result.seconds = time.monotonic() - begin
     return result
 
 
-def _complete(config: Any) -> Any:
+def merge_adapters(
+    loaded: LoadedModel,
+    config: Any,
+    *,
+    allow_unchanged: bool = False,
+    look: Callable[[str, LoadedModel], None] = lambda stage, now: None,
+) -> MergeReport:
+    """Put every adapter of the configuration onto `loaded.model` and merge it; the chat template is set.
+
+    look: is called with `base` (before the last adapter) and `adapted` (before the last merge, or at once without one).
+    """
+    names = list(config.adapter_name_or_path or [])
+    report = MergeReport()
+    if not names:
+        apply_template(loaded.tokenizer, config.template)
+        look("adapted", loaded)
+    for number, name in enumerate(names):
+        last = number == len(names) - 1
+        if last:
+            look("base", loaded)
+        load_adapter(loaded, name, config=config)
+        apply_template(loaded.tokenizer, config.template)
+        if last:
+            look("adapted", loaded)
+        loaded.model, part = merge_in_place(loaded.model)
+        part.check(allow_unchanged=allow_unchanged)
+        if part.rounded:
+            note(
+                f"{len(part.rounded)} of {len(part.changes)} ΔW are lost in {loaded.dtype}; infer_dtype: float32 keeps"
+            )
+        report.changes |= {name if name not in report.changes else f"{name} ({number + 1})": v
+                           for name, v in part.changes.items()}  # fmt: skip
+        report.unchanged += part.unchanged
+        report.rounded += part.rounded
+        report.whole += part.whole
+    return report
+
+
+def complete(config: Any) -> Any:
     """Fill in the base from the adapter, and refuse what a merge does not do."""
     if not config.export_dir:
         raise ConfigError("no directory to write to", where="export_dir", fix="--out DIR, or export_dir: DIR")
@@ -164,15 +202,24 @@ def _complete(config: Any) -> Any:
     return config.model_copy(update={"model_name_or_path": base})
 
 
-def _check_target(config: Any, directory: Path) -> None:
+def check_directory(config: Any, directory: Path, *, holds: str = "config.json") -> None:
+    """Raise ConfigError where writing `directory` would destroy something that is no earlier export of its kind.
+
+    holds: a file that marks a directory as such an export.
+    """
     if directory.is_file():
         raise ConfigError(f"{directory} is a file", where="export_dir", fix="give a directory")
     inputs = [str(config.model_name_or_path or ""), *(config.adapter_name_or_path or [])]
     if any(Path(name).expanduser().resolve() == directory.resolve() for name in inputs if name):
         raise ConfigError("export_dir is also an input and would be replaced", where="export_dir", fix="another folder")
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / "config.json").is_file():
+    if not directory.is_dir() or not any(directory.iterdir()):
+        return
+    if (directory / "metrics.jsonl").is_file():
+        raise ConfigError(f"{directory} is a run and would be replaced", where="export_dir", fix="give a new directory")
+    if not list(directory.glob(holds)):
+        what = "model" if holds == "config.json" else "export of this format"
         raise ConfigError(
-            f"{directory} is not empty and holds no model", where="export_dir", fix="give a new or an empty directory"
+            f"{directory} is not empty and holds no {what}", where="export_dir", fix="give a new or an empty directory"
         )
 
 
@@ -228,30 +275,33 @@ def _verify(
         )
 
 
-def _write(loaded: LoadedModel, folder: Path, config: Any, names: list[str], report: MergeReport) -> None:
+def write_directory(loaded: LoadedModel, folder: Path, config: Any, names: list[str], report: MergeReport) -> None:
+    """Weights, tokenizer, licence and card of a merged model into an existing folder."""
     model = loaded.model
     model.config.use_cache = True
     model.config.name_or_path = ""
     _safe_generation(model)
-    model.save_pretrained(folder, max_shard_size=f"{max(1, round(config.export_size * 1000))}MB")
+    with quiet_progress():
+        model.save_pretrained(folder, max_shard_size=f"{max(1, round(config.export_size * 1000))}MB")
     loaded.tokenizer.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             assert (file.metadata() or {}).get("format") == "pt", "transformers needs the format in the metadata"
-    license_line = _copy_licences(config, folder)
+    license_name, files = licence_of(config)
     changes = report.changes.values()
     facts = {"base model": config.model_name_or_path, "dtype": str(loaded.dtype).removeprefix("torch.")}
     if names:
         facts |= {"adapters": ", ".join(names), "targets merged": str(len(changes))}
-    title = f"{Path(str(config.model_name_or_path)).name} with {', '.join(Path(n).name for n in names)} merged"
-    card: dict[str, Any] = {
-        "title": title if names else f"{Path(str(config.model_name_or_path)).name}, exported",
-        "base": config.model_name_or_path,
-        "summary": "Written by Lumen. Its use is bound by the licence of the base model." if not license_line else "",
-        "license": license_line,
-        "model": facts,
-    }
-    atomic_write_text(folder / "README.md", render_card(card))
+    base = str(config.model_name_or_path)
+    merged = f"{Path(base).name} with {', '.join(Path(n).name for n in names)} merged"
+    write_card(
+        folder,
+        title=merged if names else f"{Path(base).name}, exported",
+        base=base,
+        license_name=license_name,
+        licence_files=files,
+        tables={"model": facts},
+    )
 
 
 def _safe_generation(model: Any) -> None:
@@ -261,19 +311,3 @@ def _safe_generation(model: Any) -> None:
     set_ = any(getattr(generation, name, None) not in (None, 1.0, 50) for name in names)
     if generation is not None and not generation.do_sample and set_:
         generation.do_sample = True
-
-
-def _copy_licences(config: Any, folder: Path) -> str | None:
-    """Copy licence files of a local base; returns the licence that its model card names."""
-    root = Path(resolve_source(config).path)
-    if not root.is_dir():
-        return None
-    for path in root.iterdir():
-        if path.is_file() and re.match(r"(LICEN[CS]E|NOTICE|USE_POLICY)", path.name, re.IGNORECASE):
-            shutil.copyfile(path, folder / path.name)
-    card = root / "README.md"
-    if card.is_file():
-        header = card.read_text(encoding="utf-8", errors="replace").split("---")
-        found = re.search(r"^license:\s*['\"]?([\w.-]+)", header[1], re.MULTILINE) if len(header) > 2 else None
-        return found.group(1) if found else None
-    return None

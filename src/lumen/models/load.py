@@ -248,18 +248,18 @@ def _is_small(source: Source) -> bool:
 @contextmanager
 def quiet_progress() -> Iterator[None]:
     """No progress bars of other libraries inside the block."""
-    import tqdm.auto
+    from tqdm.std import tqdm  # the class under all of tqdm's variants
 
-    shown = tqdm.auto.tqdm.__init__
+    shown = tqdm.__init__
 
     def hidden(self: Any, *arguments: Any, **keywords: Any) -> None:
         shown(self, *arguments, **{**keywords, "disable": True})
 
-    tqdm.auto.tqdm.__init__ = hidden
+    tqdm.__init__ = hidden
     try:
         yield
     finally:
-        tqdm.auto.tqdm.__init__ = shown
+        tqdm.__init__ = shown
 
 
 def _load_error(source: Source, error: Exception) -> ModelError:
