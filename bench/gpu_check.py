@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
+
+from lumen.doctor.numeric import wrong_products
 
 STEPS = 6
 
@@ -123,37 +124,6 @@ def train(
     return losses, float(result.metrics.get("tokens_per_second", 0.0))
 
 
-def check_products(device: str) -> list[str]:
-    """Linear layer and causal attention, forward and backward, against fp64 on the CPU; what is wrong, as lines."""
-    wrong = []
-    generator = torch.Generator().manual_seed(0)
-    for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2), (torch.float16, 4e-3)):
-        x = torch.randn(96, 160, generator=generator)
-        w = torch.randn(130, 160, generator=generator)
-        q, k, v = (torch.randn(2, 4, 65, 64, generator=generator) for _ in range(3))
-        cases = {
-            "linear": (lambda a, b: F.linear(a, b), (x, w)),
-            "attention": (lambda a, b, c: F.scaled_dot_product_attention(a, b, c, is_causal=True), (q, k, v)),
-        }
-        for name, (function, inputs) in cases.items():
-            rounded = [tensor.to(dtype) for tensor in inputs]  # both sides see the same rounded inputs
-            expected = _with_gradients(function, [tensor.double() for tensor in rounded])
-            found = _with_gradients(function, [tensor.to(device) for tensor in rounded])
-            for part, a, b in zip(("output", "dA", "dB", "dC"), found, expected, strict=False):
-                error = float((a.double().cpu() - b).norm() / b.norm())
-                if not error <= allowed:
-                    wrong.append(f"{name} {part} in {dtype}: relative error {error:.1e}, {allowed:.0e} is allowed")
-    return wrong
-
-
-def _with_gradients(function: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Output and gradients for a fixed random upstream gradient."""
-    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
-    output = function(*inputs)
-    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
-    return [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
-
-
 def run_case(case: Case, model: str, device: str, reference: list[float], folder: Path) -> Outcome:
     """Train one case on the GPU and judge it."""
     torch.cuda.reset_peak_memory_stats()
@@ -174,7 +144,7 @@ def main() -> None:
     properties = torch.cuda.get_device_properties(arguments.device)
     name = getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}")
     print(f"{torch.cuda.get_device_name(arguments.device)} ({name}), torch {torch.__version__}")
-    wrong = check_products(arguments.device)
+    wrong = wrong_products(arguments.device)
     print("\n".join(f"WRONG  {line}" for line in wrong) or "linear and attention agree with fp64")
     outcomes = []
     for model in arguments.models:

@@ -33,12 +33,13 @@ class Problem:
 @dataclass(frozen=True)
 class Choice:
     """index: of the GPU as torch counts, None for the CPU.  why: one sentence.  problem: what stands in the way of a
-    GPU that is there; a run then refuses unless the CPU was asked for."""
+    GPU that is there; a run then refuses unless the CPU was asked for.  undecided: only torch can tell."""
 
     index: int | None
     gpu: Gpu | None
     why: str
     problem: Problem | None = None
+    undecided: bool = False
 
 
 def vendor_of(machine: Machine) -> str:
@@ -98,6 +99,8 @@ def choose(machine: Machine, seen: Sequence[Gpu] | None = None, carried: Sequenc
         return Choice(None, None, f"none: {problem.what}", problem)
     if idle := [gpu for gpu in machine.gpus if not gpu.trainable]:
         return Choice(None, None, f"the CPU: {_names(idle)} is a display part that no torch carries")
+    if machine.dxg and kind in KIND.values() and seen is None:
+        return Choice(None, None, "what torch finds behind /dev/dxg: WSL tells nothing of it in files", undecided=True)
     if machine.dxg:
         return Choice(None, None, "the CPU: WSL passes a graphics device on (/dev/dxg), torch is a CPU build")
     return Choice(None, None, "the CPU: no GPU was found")

@@ -216,10 +216,14 @@ class View:
 
     @property
     def container(self) -> bool:
-        """Whether this is inside a container (Docker, Podman, Kubernetes, LXC)."""
+        """Whether this is inside a container (Docker, Podman, Kubernetes, LXC).
+
+        An image that was unpacked onto a virtual machine's disk keeps its marker file; its root is a disk, though.
+        """
         marks = ("docker", "kubepods", "libpod", "containerd", "/lxc/")
-        return (
-            self.exists("/.dockerenv")
-            or self.exists("/run/.containerenv")
-            or any(mark in self.read("/proc/self/cgroup") for mark in marks)
-        )
+        if any(mark in self.read("/proc/self/cgroup") for mark in marks):
+            return True
+        if not (self.exists("/.dockerenv") or self.exists("/run/.containerenv")):
+            return False
+        roots = [line.split()[0] for line in self.read("/proc/self/mounts").splitlines() if line.split()[1:2] == ["/"]]
+        return not any(root.startswith("/dev/") and "docker" not in root for root in roots)
