@@ -58,6 +58,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora fp16": {"fp16": True},
     "lora checkpointed": {"disable_gradient_checkpointing": False, "gradient_checkpointing": True},
     "lora int8": {"bf16": True, "quant": {"recipe": "int8"}},
+    "lora mxfp4": {"bf16": True, "quant": {"recipe": "mxfp4"}},
+    "full mxfp4": {"finetuning_type": "full", "bf16": True, "learning_rate": 1e-3, "quant": {"recipe": "mxfp4"}},
     "packed": {"packing": True, "cutoff_len": 96, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 3},
     "full bf16": {"finetuning_type": "full", "bf16": True, "learning_rate": 1e-3},
     "full pure_bf16": {"finetuning_type": "full", "pure_bf16": True, "learning_rate": 1e-3},

@@ -27,13 +27,11 @@ def run(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 def test_which_recipes_run() -> None:
     assert set(READY) == {
-        "int8", "int8-backward", "int8-weight-only", "fp8", "fp8-rowwise", "fp8-blockwise", "mxfp8", "nf4", "int4",
-        "q8_0", "q4_0", "bitnet",
+        "int8", "int8-backward", "int8-weight-only", "fp8", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp4", "nf4",
+        "int4", "q8_0", "q4_0", "bitnet",
     }  # fmt: skip
     missing = {name: why for name, why in recipes.available().items() if why}
-    assert (
-        "smooth" in missing["int8-smooth"] and "delayed" in missing["fp8-delayed"] and "stochastic" in missing["mxfp4"]
-    )
+    assert "smooth" in missing["int8-smooth"] and "delayed" in missing["fp8-delayed"]
     for name in missing:
         with pytest.raises(QuantError, match="cannot run"):
             quantize(tiny_llama(), name)
@@ -48,12 +46,12 @@ def test_trains_near_the_original_and_goes_back(recipe: str, frozen: bool) -> No
     report = quantize(model, recipe, frozen=frozen)
     assert len(report.layers) == 14 and str(report)
     (got, grads), (want, exact) = run(model), run(reference)
-    low = 0.75 if recipe == "bitnet" else 0.97
+    low = {"bitnet": 0.75, "mxfp4": 0.93}.get(recipe, 0.97)
     assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) > low
     assert set(grads) == {n for n in exact if not (frozen and "proj" in n)}
     for name, grad in grads.items():
         near = torch.nn.functional.cosine_similarity(grad.flatten(), exact[name].flatten(), dim=0)
-        assert near > (0.3 if recipe == "bitnet" else 0.9), name
+        assert near > {"bitnet": 0.3, "mxfp4": 0.6}.get(recipe, 0.9), name
     dequantize(model)
     assert list(model.state_dict()) == keys and [(n, type(m)) for n, m in model.named_modules()] == kinds
     if recipe != "int8-backward":

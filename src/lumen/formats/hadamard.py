@@ -11,15 +11,12 @@ Sources: QuIP# (arXiv 2402.04396), Training LLMs with MXFP4 (arXiv 2502.20586).
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import torch.nn.functional as F
 
 from lumen.core.random import random_bits
 
 
-@functools.cache
 def _matrix(width: int) -> torch.Tensor:
     """fp32 [width, width] D·H, orthonormal."""
     h = torch.ones(1, 1)
@@ -29,14 +26,18 @@ def _matrix(width: int) -> torch.Tensor:
     return signs[:, None] * h / width**0.5
 
 
+_MATRICES = {width: _matrix(width) for width in (16, 32)}
+"""Made at import, so that a compiler finds constants instead of the code that draws the signs."""
+
+
 def transform(x: torch.Tensor, width: int) -> torch.Tensor:
     """fp32 x [..., K] → [..., K rounded up to `width`]: every `width` neighbours times D·H."""
-    matrix = _matrix(width).to(x.device)
+    matrix = _MATRICES[width].to(x.device)
     x = F.pad(x.float(), (0, -x.shape[-1] % width))
     return (x.reshape(*x.shape[:-1], x.shape[-1] // width, width) @ matrix).flatten(-2)
 
 
 def inverse(y: torch.Tensor, width: int, count: int) -> torch.Tensor:
     """Undo `transform`: fp32 [..., count]."""
-    matrix = _matrix(width).to(y.device)
+    matrix = _MATRICES[width].to(y.device)
     return (y.reshape(*y.shape[:-1], y.shape[-1] // width, width) @ matrix.t()).flatten(-2)[..., :count]

@@ -12,18 +12,23 @@ from dataclasses import dataclass
 
 import torch
 
-from lumen.core.random import uniform24
+from lumen.core.random import Word, uniform24
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Names one draw.  `name` is the tensor's dotted name with its role: `model.layers.0.mlp.up_proj/grad_output`."""
+    """Names one draw.  `name` is the tensor's dotted name with its role: `model.layers.0.mlp.up_proj/grad_output`.
 
-    name: str = ""
-    seed: int = 0
-    step: int = 0
-    micro_step: int = 0
-    rank: int = 0
+    Elements are counted in row-major order of what is encoded, the contracted dimension last (after the padding of a
+    Hadamard transform).  Every part may be a tensor, `name` then its `hash_name`: a compiled graph keeps the values
+    out of itself and serves every layer and step.
+    """
+
+    name: str | Word = ""
+    seed: Word = 0
+    step: Word = 0
+    micro_step: Word = 0
+    rank: Word = 0
 
     def uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> torch.Tensor:
         """fp32 [shape], uniform in [0, 1) with 24 bits, element by element in row-major order."""

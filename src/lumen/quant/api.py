@@ -19,7 +19,8 @@ from lumen.core import QuantError
 from lumen.quant import recipes
 from lumen.quant.config import QuantConfig, QuantSection
 from lumen.quant.linear import QuantLinear
-from lumen.quant.modules import Found, linear_layers
+from lumen.quant.live import Clock
+from lumen.quant.modules import Found, linear_layers, plain_name
 from lumen.quant.plan import LayerPlan, plan_layer
 from lumen.quant.policy import GEMMS, Policy
 from lumen.quant.report import Report, report
@@ -54,6 +55,7 @@ def quantize(
     *,
     frozen: bool | Callable[[str], bool] | None = None,
     target: str | None = None,
+    seed: int = 0,
 ) -> Report:
     """Quantise a model's linear layers in place.
 
@@ -62,6 +64,7 @@ def quantize(
             Default: as `requires_grad` says now, so freeze before, or say True when an adapter will be injected after.
     target: the chip whose numbers are computed (FP8's dialect) and which the report is for: `gfx942`, `MI300X`, `cpu`;
             default: the one the weights are on.
+    seed:   of stochastic rounding.
 
     Before anything is changed it raises QuantError (unknown recipe, format not built, rule without a module, model
     quantised already) and HardwareError (unknown target).
@@ -74,6 +77,7 @@ def quantize(
             fix="call lumen.dequantize(model) first, then quantise with the new recipe",
         )
     exchange(model, plan_model(model, policy, frozen, target=target))
+    start_layers(model, seed)
     return report(model, policy.name, target)
 
 
@@ -160,6 +164,14 @@ def exchange(model: nn.Module, plans: Mapping[str, LayerPlan]) -> None:
         if id(linear) not in made:
             made[id(linear)] = QuantLinear.from_linear(linear, plan)
         put_module(model, path, made[id(linear)])
+
+
+def start_layers(model: nn.Module, seed: int = 0) -> None:
+    """Give every quantised layer its name and the model's one clock."""
+    clock = Clock(seed)
+    for path, module in model.named_modules():
+        if isinstance(module, QuantLinear):
+            module.start(plain_name(path), clock)
 
 
 def put_module(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -11,6 +11,10 @@ s stays outside the sum.  dgrad contracts over n, along which s varies, so s is 
 and dy·s is quantised per row instead of dy.  No second copy of the weight, in any precision, is needed.
 
 A trainable weight has a master, from which each GEMM's operand is quantised along the dimension it contracts over.
+
+dgrad's operand is made anew in every backward pass (`fresh`) where it is rounded stochastically, so that the errors of
+micro-steps are independent, and where a frozen weight's codes are not what dgrad asks for: then from the values that
+the codes stand for, which are the weight of that layer.
 """
 
 from __future__ import annotations
@@ -20,22 +24,30 @@ import torch
 from lumen.formats import QuantSpec, decode, encode
 from lumen.formats.codec import scale_names
 from lumen.kernels.int8 import int8_matmul, quantize_int8
+from lumen.quant.live import NOTHING, Live
 from lumen.quant.plan import GemmPlan, LayerPlan, is_int8
 
 Codes = tuple[torch.Tensor, ...]
 """A weight [N, K] in codes: the codes, then the scales in the order of `formats.codec.scale_names`."""
 
 
-def encode_operand(x: torch.Tensor, spec: QuantSpec, contract: int) -> Codes:
+def encode_operand(
+    x: torch.Tensor, spec: QuantSpec, contract: int, role: str = "weight", live: Live = NOTHING
+) -> Codes:
     """x [·, ·] in codes whose groups run along dimension `contract` (0 or 1).
 
     int8 with row or tensor scales keeps x's layout, as the integer product takes views; other formats encode the
-    transpose where they contract over dimension 0.
+    transpose where they contract over dimension 0.  role, live: whose random numbers stochastic rounding takes.
     """
-    if is_int8(spec):
+    plain = spec.rounding == "nearest"
+    if plain and is_int8(spec):
         return quantize_int8(x, contract if spec.granularity.kind == "row" else None, spec.rule)
-    codes, scales = encode(x if contract == 1 else x.t(), spec, nonfinite="mark")
-    return (codes, *(scales[name] for name in scale_names(spec)))
+    noise = None if plain else live.noise(role)
+    codes, scales = encode(x if contract == 1 else x.t(), spec, noise=noise, nonfinite="mark")
+    parts = (codes, *(scales[name] for name in scale_names(spec)))
+    if is_int8(spec) and contract == 0:
+        return tuple(part.t() for part in parts)
+    return parts
 
 
 def decode_operand(
@@ -50,20 +62,23 @@ def decode_operand(
     return decode(parts[0], scales, spec, (shape[1], shape[0]), dtype).t()
 
 
-def through(x: torch.Tensor, spec: QuantSpec | None, contract: int, dtype: torch.dtype) -> torch.Tensor:
+def through(
+    x: torch.Tensor, spec: QuantSpec | None, contract: int, dtype: torch.dtype, role: str, live: Live
+) -> torch.Tensor:
     """x [·, ·] after its round trip through the format, in `dtype`."""
     if spec is None:
         return x.to(dtype)
-    return decode_operand(encode_operand(x, spec, contract), spec, (x.shape[0], x.shape[1]), contract, dtype)
+    parts = encode_operand(x, spec, contract, role, live)
+    return decode_operand(parts, spec, (x.shape[0], x.shape[1]), contract, dtype)
 
 
-def weight_codes(weight: torch.Tensor, plan: LayerPlan) -> tuple[Codes, Codes]:
+def weight_codes(weight: torch.Tensor, plan: LayerPlan, live: Live = NOTHING) -> tuple[Codes, Codes]:
     """A master [N, K] in the codes of forward and of dgrad; an empty tuple where a GEMM takes no codes of its own."""
     forward, dgrad = plan.forward.right, plan.dgrad.right
-    first = encode_operand(weight, forward, 1) if forward else ()
-    if dgrad is None or shares_codes(plan):
+    first = encode_operand(weight, forward, 1, "weight", live) if forward else ()
+    if dgrad is None or shares_codes(plan) or plan.fresh:
         return first, ()
-    return first, encode_operand(weight, dgrad, 0)
+    return first, encode_operand(weight, dgrad, 0, "weight", live)
 
 
 def num_codes(spec: QuantSpec | None) -> int:
@@ -78,6 +93,8 @@ def shares_codes(plan: LayerPlan) -> bool:
     scales that stay valid under a transpose need no second set.
     """
     forward, dgrad = plan.forward.right, plan.dgrad.right
+    if plan.fresh:
+        return False
     if plan.stores_codes:
         return True
     if forward is None or forward != dgrad:
@@ -86,7 +103,12 @@ def shares_codes(plan: LayerPlan) -> bool:
 
 
 def forward_gemm(
-    x: torch.Tensor, weight: torch.Tensor | None, codes: Codes, plan: LayerPlan, shape: tuple[int, int]
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    codes: Codes,
+    plan: LayerPlan,
+    shape: tuple[int, int],
+    live: Live = NOTHING,
 ) -> torch.Tensor:
     """x [M, K] → y [M, N] = x·Wᵀ in x's dtype; `codes` are forward's, `weight` the master where there is one.
 
@@ -95,27 +117,43 @@ def forward_gemm(
     gemm = plan.forward
     if gemm.how == "int8":
         assert gemm.left is not None
-        qx, sx = encode_operand(x, gemm.left, 1)
+        qx, sx = encode_operand(x, gemm.left, 1, "input", live)
         return int8_matmul(qx, codes[0].t(), sx, codes[1].t() if codes[1].ndim else codes[1], x.dtype)
     if gemm.right is not None:
         dense = decode_operand(codes, gemm.right, shape, 1, x.dtype)
     else:
         assert weight is not None
         dense = weight.to(x.dtype)
-    return through(x, gemm.left, 1, x.dtype) @ dense.t()
+    return through(x, gemm.left, 1, x.dtype, "input", live) @ dense.t()
 
 
 def dgrad_gemm(
-    dy: torch.Tensor, weight: torch.Tensor | None, codes: Codes, plan: LayerPlan, shape: tuple[int, int]
+    dy: torch.Tensor,
+    weight: torch.Tensor | None,
+    codes: Codes,
+    plan: LayerPlan,
+    shape: tuple[int, int],
+    live: Live = NOTHING,
 ) -> torch.Tensor:
-    """dy [M, N] → dx [M, K] = dy·W in dy's dtype.  `codes` are dgrad's own, or forward's where they are shared."""
+    """dy [M, N] → dx [M, K] = dy·W in dy's dtype.
+
+    `codes` are dgrad's own, or forward's where they are shared or where the operand is made from them.
+    """
     gemm, shared = plan.dgrad, shares_codes(plan)
+    if plan.fresh:
+        assert gemm.right is not None
+        if codes:
+            assert plan.forward.right is not None
+            weight = decode_operand(codes, plan.forward.right, shape, 1, torch.float32)
+        assert weight is not None
+        codes = encode_operand(weight, gemm.right, 0, "weight", live)
     if gemm.how == "int8":
         assert gemm.left is not None
         if shared:  # forward's codes carry a scale per n, the dimension contracted here
-            qy, sy = encode_operand(dy * codes[1].reshape(1, -1) if codes[1].ndim else dy, gemm.left, 1)
+            folded = dy * codes[1].reshape(1, -1) if codes[1].ndim else dy
+            qy, sy = encode_operand(folded, gemm.left, 1, "grad_output", live)
             return int8_matmul(qy, codes[0], sy, None if codes[1].ndim else codes[1], dy.dtype)
-        qy, sy = encode_operand(dy, gemm.left, 1)
+        qy, sy = encode_operand(dy, gemm.left, 1, "grad_output", live)
         return int8_matmul(qy, codes[0], sy, codes[1], dy.dtype)
     if codes:
         spec = plan.forward.right if shared else gemm.right
@@ -124,10 +162,12 @@ def dgrad_gemm(
     else:
         assert weight is not None
         dense = weight.to(dy.dtype)
-    return through(dy, gemm.left, 1, dy.dtype) @ dense
+    return through(dy, gemm.left, 1, dy.dtype, "grad_output", live) @ dense
 
 
-def wgrad_gemm(dy: torch.Tensor, x: torch.Tensor, gemm: GemmPlan, dtype: torch.dtype) -> torch.Tensor:
+def wgrad_gemm(
+    dy: torch.Tensor, x: torch.Tensor, gemm: GemmPlan, dtype: torch.dtype, live: Live = NOTHING
+) -> torch.Tensor:
     """dy [M, N], x [M, K] → dW [N, K] = dyᵀ·x in `dtype`; both operands are quantised along M.
 
     Where dy stays in high precision, x keeps forward's groups along K: what is differentiated is what forward computed.
@@ -136,8 +176,9 @@ def wgrad_gemm(dy: torch.Tensor, x: torch.Tensor, gemm: GemmPlan, dtype: torch.d
         return dy.new_zeros(dy.shape[1], x.shape[1], dtype=dtype)
     if gemm.how == "int8":
         assert gemm.left is not None and gemm.right is not None
-        (qy, sy), (qx, sx) = encode_operand(dy, gemm.left, 0), encode_operand(x, gemm.right, 0)
+        qy, sy = encode_operand(dy, gemm.left, 0, "grad_output", live)
+        qx, sx = encode_operand(x, gemm.right, 0, "input", live)
         return int8_matmul(qy.t(), qx, sy.t() if sy.ndim else sy, sx, dtype)
-    left = through(dy, gemm.left, 0, dy.dtype)
-    right = through(x, gemm.right, 0 if gemm.left else 1, dy.dtype)
+    left = through(dy, gemm.left, 0, dy.dtype, "grad_output", live)
+    right = through(x, gemm.right, 0 if gemm.left else 1, dy.dtype, "input", live)
     return (left.t() @ right).to(dtype)

@@ -30,6 +30,7 @@ from lumen.core import QuantError
 from lumen.formats import QuantSpec
 from lumen.quant import gemm, stored
 from lumen.quant.gemm import Codes
+from lumen.quant.live import Clock, Live, noise_keys
 from lumen.quant.plan import LayerPlan
 
 _optimizer_steps = 0
@@ -72,39 +73,43 @@ class _Products(torch.autograd.Function):
         out_features: int,
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
-        # The master, where there is one, then the codes: an argument that is None would make Dynamo break the graph.
-        weight, codes = (None, tensors) if plan.stores_codes else (tensors[0], tensors[1:])
+        # The master, where there is one, then the codes, then what `_live` gave: an argument that is None would
+        # make Dynamo break the graph.
+        rest, live = tensors[: len(tensors) - plan.num_live], Live(*tensors[len(tensors) - plan.num_live :])
+        weight, codes = (None, rest) if plan.stores_codes else (rest[0], rest[1:])
         count = gemm.num_codes(plan.forward.right)
         forward = codes[:count]
-        back = forward if gemm.shares_codes(plan) else codes[count:]
+        from_forward = gemm.shares_codes(plan) or (plan.fresh and plan.stores_codes)
+        back = forward if from_forward else codes[count:]
         saved: tuple[torch.Tensor, ...] = ()
         if wgrad:
-            saved = gemm.encode_operand(x, plan.saved_input, 1) if plan.saved_input else (x,)
+            saved = gemm.encode_operand(x, plan.saved_input, 1, "saved_input", live) if plan.saved_input else (x,)
         dense = () if back else (weight,)
-        ctx.save_for_backward(*saved, *dense, *back)
+        ctx.save_for_backward(*tensors[len(rest) :], *saved, *dense, *back)
         ctx.plan, ctx.wgrad, ctx.num_saved, ctx.num_codes = plan, wgrad, len(saved), len(codes)
         ctx.x_shape, ctx.weight_dtype = tuple(x.shape), None if weight is None else weight.dtype
-        return gemm.forward_gemm(x, weight, forward, plan, (out_features, x.shape[1]))
+        ctx.has_dense = len(back) == 0
+        return gemm.forward_gemm(x, weight, forward, plan, (out_features, x.shape[1]), live)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (dy,) = grads
         plan: LayerPlan = ctx.plan
         kept = ctx.saved_tensors  # read once: checkpointing recomputes at each reading
+        live, kept = Live(*kept[: plan.num_live]), kept[plan.num_live :]
         saved, rest = kept[: ctx.num_saved], kept[ctx.num_saved :]
-        own_codes = len(rest) > 1
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            weight, back = (None, rest) if own_codes else (rest[0], ())
-            dx = gemm.dgrad_gemm(dy, weight, back, plan, (dy.shape[1], ctx.x_shape[1]))
+            weight, back = (rest[0], ()) if ctx.has_dense else (None, rest)
+            dx = gemm.dgrad_gemm(dy, weight, back, plan, (dy.shape[1], ctx.x_shape[1]), live)
         if ctx.wgrad:
             if plan.saved_input is None:
                 x = saved[0]
             else:
                 x = gemm.decode_operand(saved, plan.saved_input, ctx.x_shape, 1, dy.dtype)
-            dw = gemm.wgrad_gemm(dy, x, plan.wgrad, ctx.weight_dtype)
+            dw = gemm.wgrad_gemm(dy, x, plan.wgrad, ctx.weight_dtype, live)
         master = () if plan.stores_codes else (dw,)
-        return (dx, None, None, None, *master, *([None] * ctx.num_codes))
+        return (dx, None, None, None, *master, *([None] * (ctx.num_codes + plan.num_live)))
 
 
 class QuantLinear(nn.Linear):
@@ -120,6 +125,7 @@ class QuantLinear(nn.Linear):
         nn.Module.__init__(self)  # nn.Linear's would register a weight over the property
         self.in_features, self.out_features = in_features, out_features
         self.plan, self.compute_dtype = plan, dtype
+        self.clock: Clock | None = None
         self._cache: tuple[Any, tuple[Codes, Codes]] | None = None
 
     @classmethod
@@ -140,6 +146,15 @@ class QuantLinear(nn.Linear):
         layer._parameters["bias"] = linear.bias
         _share_hooks(linear, layer)
         return layer.train(linear.training)
+
+    def start(self, name: str, clock: Clock) -> None:
+        """Give the layer what its operands' codes depend on besides the operands (quant.live).
+
+        name: of the layer in the bare model.  clock: the model's.
+        """
+        if self.plan.stochastic:
+            self.clock = clock
+            self.register_buffer("noise_keys", noise_keys(name).to(self._master().device), persistent=False)
 
     def to_linear(self) -> nn.Linear:
         """The nn.Linear again: the same master, or the dequantised codes as a parameter without gradient."""
@@ -187,20 +202,27 @@ class QuantLinear(nn.Linear):
         shape = (self.out_features, self.in_features)
         return gemm.decode_operand(self._stored(), self.spec, shape, 1, self.compute_dtype)
 
-    def _codes(self) -> tuple[Codes, Codes]:
+    def _live(self) -> tuple[torch.Tensor, ...]:
+        """What the operands' codes depend on in this forward pass, in the order of `Live`; plan.num_live tensors."""
+        if self.clock is None:
+            return ()
+        # evaluation takes no number from torch's generator: a resumed run may not repeat it
+        return (self.clock.now() if self.training else self.clock.counter, self.get_buffer("noise_keys"))
+
+    def _codes(self, live: Live) -> tuple[Codes, Codes]:
         """The codes of forward and dgrad: stored, or of the master as it is now."""
         if self.plan.stores_codes:
             return self._stored(), ()
         master = self._master()
         if torch.compiler.is_compiling():  # in the graph, fused with the read of the weight
-            return gemm.weight_codes(master.detach(), self.plan)
-        state = (master._version, _optimizer_steps)
+            return gemm.weight_codes(master.detach(), self.plan, live)
+        state = (master._version, _optimizer_steps, self.clock.step if self.clock else 0)
         if self._cache is not None:
             (owner, seen), codes = self._cache
             if owner() is master and seen == state:
                 return codes
         with torch.no_grad():
-            codes = gemm.weight_codes(master.detach(), self.plan)
+            codes = gemm.weight_codes(master.detach(), self.plan, live)
         self._cache = ((weakref.ref(master), state), codes)
         return codes
 
@@ -211,9 +233,10 @@ class QuantLinear(nn.Linear):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         master = None if self.plan.stores_codes else self._master()
         wgrad = master is not None and master.requires_grad and not self.plan.frozen
-        first, second = self._codes()
+        live = self._live()
+        first, second = self._codes(Live(*live))
         flat = x.reshape(-1, self.in_features)
-        tensors = (*first, *second) if master is None else (master, *first, *second)
+        tensors = (*first, *second, *live) if master is None else (master, *first, *second, *live)
         y = _Products.apply(flat, self.plan, wgrad, self.out_features, *tensors)
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)

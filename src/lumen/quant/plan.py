@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lumen.core import QuantError
 from lumen.formats import QuantSpec
 from lumen.quant.policy import GEMMS, OF_GEMM, Policy, require_operand
 
@@ -57,6 +56,32 @@ class LayerPlan:
         gemms = (self.forward, self.dgrad) if self.frozen else (self.forward, self.dgrad, self.wgrad)
         return any(g.how != "none" for g in gemms) or (self.saved_input is not None and not self.frozen)
 
+    @property
+    def fresh(self) -> bool:
+        """Whether dgrad's weight operand is quantised anew in every backward pass (see quant.gemm)."""
+        right = self.dgrad.right
+        if right is None:
+            return False
+        return right.rounding == "stochastic" or (self.stores_codes and right != self.forward.right)
+
+    def used(self) -> list[QuantSpec]:
+        """Every spec that some product, or what is kept for one, really takes."""
+        gemms = (self.forward, self.dgrad) if self.frozen else (self.forward, self.dgrad, self.wgrad)
+        specs = [spec for g in gemms for spec in (g.left, g.right)]
+        if not self.frozen:
+            specs.append(self.saved_input)
+        return [spec for spec in specs if spec is not None]
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether some operand is rounded stochastically, so that the layer needs random numbers."""
+        return any(spec.rounding == "stochastic" for spec in self.used())
+
+    @property
+    def num_live(self) -> int:
+        """Tensors of `quant.live.Live` that the layer needs."""
+        return 2 if self.stochastic else 0
+
     def gemm(self, name: str) -> GemmPlan:
         plan: GemmPlan = getattr(self, name)
         return plan
@@ -75,14 +100,5 @@ def plan_layer(policy: Policy, name: str, *, frozen: bool, protected: bool) -> L
 
 
 def _check(plan: LayerPlan, name: str) -> None:
-    used = [g for n in GEMMS if not (n == "wgrad" and plan.frozen) for g in (plan.gemm(n).left, plan.gemm(n).right)]
-    for spec in (*used, plan.saved_input):
-        if spec is not None:
-            require_operand(spec, name)
-    if plan.stores_codes and plan.dgrad.right not in (None, plan.forward.right):
-        raise QuantError(
-            f"a frozen weight keeps one set of codes, but forward wants {plan.forward.right} and dgrad "
-            f"{plan.dgrad.right}",
-            where=name,
-            fix="give the weight one spec, or none in dgrad (the codes are then dequantised)",
-        )
+    for spec in plan.used():
+        require_operand(spec, name)

@@ -146,12 +146,6 @@ def parse_spec(text: Any, role: str = "") -> QuantSpec | None:
 def require_operand(spec: QuantSpec, where: str = "") -> None:
     """Raise QuantError where this version cannot use a spec for an operand of a GEMM."""
     require_built(spec, where)
-    if spec.rounding == "stochastic":
-        raise QuantError(
-            f"{spec} is a valid spec, but stochastic rounding of a GEMM's operand is not built in this version",
-            where=where,
-            fix=f"use {spec.with_(rounding='nearest')}; quantize_tensor rounds stochastically already",
-        )
 
 
 def _of(names: Iterable[str]) -> str:

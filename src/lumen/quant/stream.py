@@ -18,7 +18,7 @@ from torch import nn
 
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
-from lumen.quant.api import Recipe, as_policy, exchange, named_target, plan_model, put_module, tied_head
+from lumen.quant.api import Recipe, as_policy, exchange, named_target, plan_model, put_module, start_layers, tied_head
 from lumen.quant.layouts import from_disk
 from lumen.quant.linear import QuantLinear
 from lumen.quant.plan import LayerPlan
@@ -115,6 +115,7 @@ class Stream:
                 fix="check that all shards are there and that config.json belongs to them",
             )
         exchange(model, rest)
+        start_layers(model)
         return report(model, self.policy.name, self.target)
 
 

@@ -30,6 +30,7 @@ from lumen.optim import make_optimizer, parameter_groups
 from lumen.planner import MemoryEstimate, ModelShape, estimate, run_shape
 from lumen.quant.api import quantize
 from lumen.quant.linear import QuantLinear
+from lumen.quant.live import set_seed
 from lumen.quant.stream import Stream
 from lumen.trainer.config import RunConfig
 from lumen.trainer.plan import total_steps
@@ -70,6 +71,7 @@ def build(config: RunConfig) -> Run:
             )
     elif config.quant != type(config.quant)():
         facts["quant"] = quantize(loaded.model, config.quant)
+    set_seed(loaded.model, config.seed)
     model = adapt(loaded, config, seed=config.seed)
     if config.pure_bf16:
         for parameter in model.parameters():

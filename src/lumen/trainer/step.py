@@ -21,6 +21,7 @@ from lumen.data.batch import Batch
 from lumen.data.loader import Loader
 from lumen.objectives import LossSums
 from lumen.optim import clip_factor, grad_norm, scale_grads
+from lumen.quant import set_step
 from lumen.trainer.guard import NOT_REPEATED, Guard, first_nonfinite_module
 from lumen.trainer.run import Run
 from lumen.trainer.scaler import LossScaler
@@ -84,7 +85,8 @@ class Stepper:
         run.model.train()
         loss = torch.zeros((), dtype=torch.float32, device=run.device)
         correct = torch.zeros((), dtype=torch.int64, device=run.device)
-        for batch in batches:
+        for micro_step, batch in enumerate(batches):
+            set_step(run.model, step, micro_step)
             sums = self.objective(run.model, batch.to(run.device))
             (sums.loss_sum * (self.scaler.scale / max(loss_tokens, 1))).backward()
             loss += sums.loss_sum.detach()
