@@ -63,7 +63,12 @@ def decode_operand(
 
 
 def through(
-    x: torch.Tensor, spec: QuantSpec | None, contract: int, dtype: torch.dtype, role: str, live: Live
+    x: torch.Tensor,
+    spec: QuantSpec | None,
+    contract: int,
+    dtype: torch.dtype,
+    role: str = "weight",
+    live: Live = NOTHING,
 ) -> torch.Tensor:
     """x [·, ·] after its round trip through the format, in `dtype`."""
     if spec is None:
