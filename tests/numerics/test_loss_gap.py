@@ -13,7 +13,9 @@ from tests.helpers.tiny import tiny_llama
 import lumen.bench.loss_gap.independent as independent
 from lumen.bench.loss_gap import cells, operands, plain_formats, table, train
 from lumen.bench.loss_gap.bases import Base, Settings, fingerprint
-from lumen.bench.loss_gap.cases import STOCHASTIC, cases
+from lumen.bench.loss_gap.cases import STOCHASTIC, Case, cases
+from lumen.formats import QuantSpec, decode, encode
+from lumen.quant import gemm
 
 READY, MISSING = cases()
 NAMES = [c.name for c in READY if c.name not in STOCHASTIC]
@@ -56,13 +58,23 @@ def test_operands_of_three_steps_are_bit_equal(case, lora):
     assert found["operands"][1] == (3 * (7 + 4) * 2 if lora else 3 * 7 * 6)
 
 
-def test_a_difference_in_one_operand_is_found(monkeypatch):
-    """Breaks ours: dgrad's output gradient keeps forward's direction of scales."""
-    case = next(c for c in READY if c.name == "int8")
-    honest = operands.gemm.through
-    monkeypatch.setattr(operands.gemm, "through", lambda x, spec, contract, dtype: honest(x, spec, 1, dtype))
-    found = operands.compare(tiny_base(False), case)
-    assert not found["equal"] and "wgrad left" in found["unequal"]
+def test_another_scheme_is_found():
+    found = operands.compare(tiny_base(False), Case("int8", {"recipe": "fp8-rowwise"}))
+    assert not found["equal"] and len(found["unequal"]) == 6
+
+
+def test_a_layer_that_does_not_do_what_its_plan_says_is_found(monkeypatch):
+    """Breaks ours: wgrad's output gradient keeps dgrad's scales, as if they survived a transpose."""
+    spec = QuantSpec.parse("int8:row")
+
+    def broken(dy, x, plan, dtype, *rest):
+        once = decode(*encode(dy, spec), spec, dy.shape).to(dy.dtype)
+        return honest(once, x, plan, dtype, *rest)
+
+    honest = gemm.wgrad_gemm
+    monkeypatch.setattr(gemm, "wgrad_gemm", broken)
+    found = operands.compare(tiny_base(False), next(c for c in READY if c.name == "int8"))
+    assert not found["equal"] and not found["unequal"] and found["difference"] > 0.1
 
 
 def small_table(folder: Path, base: Base, *names: str) -> tuple[cells.Results, list]:

@@ -4,8 +4,8 @@ A scheme says which operand of which product passes through which of `plain_form
 documented ones:
 
 - an operand's scales run along the dimension its product contracts over, so it is quantised anew for each product;
-- a frozen weight that forward quantises has one set of values, used in dgrad too; int8 then folds the weight's scale
-  per output into dy before it is quantised;
+- a frozen weight that forward quantises has one set of values, used in dgrad too (mxfp4 rounds them once more, at
+  random); int8 then folds the weight's scale per output into dy before it is quantised;
 - where the other operand of a product stays in high precision, weight and input keep forward's values: plain
   straight-through fake quantisation.
 
@@ -149,9 +149,11 @@ class Operands:
             codes = self._weight("codes", weight, lambda w: (w.float() / scale[:, None]).round())
             return s.grad(dy.float() * scale), codes
         left = s.grad(dy) if s.grad else dy
+        if s.backward is not None:  # drawn anew each time, of a frozen weight from the values that are stored
+            return left, transposed(s.backward, self.stored_weight(weight) if self.frozen else weight)
         if s.forward and (self.frozen or s.grad is None):
             return left, self.stored_weight(weight)
-        fake = s.backward or s.weight
+        fake = s.weight
         return left, self._weight("dgrad", weight, lambda w: transposed(fake, w))
 
     def wgrad(self, dy: Tensor, x: Tensor) -> Pair:

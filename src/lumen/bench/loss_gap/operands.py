@@ -149,7 +149,9 @@ def ours_operands(layer: QuantLinear, name: str, x: Tensor, dy: Tensor | None, w
     product = plan.gemm(name)
 
     def through(t: Tensor, spec: Any, contract: int) -> Tensor:
-        return t if spec is None else gemm.through(t, spec, contract, torch.float32)
+        if spec is None:
+            return t
+        return gemm.decode_operand(gemm.encode_operand(t, spec, contract), spec, _shape(t), contract, torch.float32)
 
     if name == "forward":
         return through(x, product.left, 1), through(weight, product.right, 1)
