@@ -31,6 +31,8 @@ from lumen.formats.codec import require_built
 GEMMS = ("forward", "dgrad", "wgrad")
 OPERANDS = ("weight", "input", "grad_output")
 ROLES = (*OPERANDS, "saved_input", "optimizer_state", "grad_comm", "weight_comm")
+UNBUILT_ROLES = ("optimizer_state", "grad_comm", "weight_comm")
+"""Roles that a rule may name but that nothing acts on yet: a policy that quantises one is refused."""
 OF_GEMM = {
     "forward": ("input", "weight"),
     "dgrad": ("grad_output", "weight"),

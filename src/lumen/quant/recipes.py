@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from lumen.core import QuantError
-from lumen.quant.policy import GEMMS, Policy, PolicyBuilder, Rule, parse_spec, require_operand
+from lumen.quant.policy import GEMMS, UNBUILT_ROLES, Policy, PolicyBuilder, Rule, parse_spec, require_operand
 
 _BACKWARD = ("dgrad", "wgrad")
 
@@ -90,6 +90,9 @@ def available() -> dict[str, str]:
 
 def why_not(policy: Policy) -> str:
     """Why this version cannot run a policy; empty where it can."""
+    for rule in policy.rules:
+        if rule.spec is not None and rule.role in UNBUILT_ROLES:
+            return f"the role {rule.role} ({rule.spec}) is not built in this version"
     for spec in sorted(policy.specs(), key=str):
         try:
             require_operand(spec)
