@@ -46,8 +46,8 @@ bench-peers: $(READY) ## PEFT + HF Trainer, LLaMA-Factory and Lumen on the same 
 	@$(BIN)/python bench/peers/run.py $(ARGS)
 
 loss-table: $(READY) ## the loss-gap table, what is missing of it; DATA=folder of alpaca_en_demo.json and wiki_demo.txt
-	@for i in 1 2; do $(BIN)/lumen bench loss-gap --data "$(DATA)" --share $$i/2 --quiet $(ARGS) & done; wait
-	@$(BIN)/lumen bench loss-gap --data "$(DATA)" --table $(ARGS)
+	@for i in 1 2; do $(BIN)/lumen bench loss-gap $(if $(DATA),--data "$(DATA)") --share $$i/2 --quiet $(ARGS) & done; wait
+	@$(BIN)/lumen bench loss-gap $(if $(DATA),--data "$(DATA)") --table $(ARGS)
 
 gpu-check: $(READY) ## on a machine with a GPU: a few steps per dtype against the CPU
 	@PYTHON=$(BIN)/python bash bench/gpu_check.sh

@@ -84,7 +84,7 @@ def small_table(folder: Path, base: Base, *names: str) -> tuple[cells.Results, l
 
 def run_all(results: cells.Results, chosen: list) -> list[str]:
     done = []
-    for cell in cells.outstanding(results, ["B"], chosen):
+    for _, cell in cells.outstanding(results, ["B"], chosen):
         results.run(cell, next((c for c in chosen if c.name == cell.case), None))
         done.append(cell.file)
     return done

@@ -89,18 +89,21 @@ class Results:
         return record
 
 
-def wanted(results: Results, base: str, cases: list[Case]) -> Iterator[Cell]:
-    """Every cell of one base, in the order in which they are best measured; reads what is known of the operands."""
+def wanted(results: Results, base: str, cases: list[Case]) -> Iterator[tuple[str, Cell]]:
+    """(case, cell) for every cell of one base, in the order in which they are best measured.
+
+    How many rows and seeds a case takes is read from its operands when its turn comes.
+    """
     ranked = sorted(cases, key=lambda c: _FIRST.index(c.name) if c.name in _FIRST else len(_FIRST))
     for case in ranked:
         check = Cell(base, case.name, "operands")
-        yield check
+        yield case.name, check
         rows, seeds = plan(results, base, case.name)
         for seed in range(seeds):
-            yield Cell(base, BASELINE, BASELINE, seed, rows)
-            yield Cell(base, case.name, "ours", seed, rows)
+            yield case.name, Cell(base, BASELINE, BASELINE, seed, rows)
+            yield case.name, Cell(base, case.name, "ours", seed, rows)
             if independent.has_scheme(case.name):
-                yield Cell(base, case.name, "independent", seed, rows)
+                yield case.name, Cell(base, case.name, "independent", seed, rows)
 
 
 def plan(results: Results, base: str, case: str) -> tuple[int, int]:
@@ -115,17 +118,17 @@ def plan(results: Results, base: str, case: str) -> tuple[int, int]:
 
 def outstanding(
     results: Results, bases: list[str], cases: list[Case], share: tuple[int, int] = (1, 1)
-) -> Iterator[Cell]:
-    """The cells that are not done, one by one as they become known.  share (i, n): the i-th of n processes' part, which
-    is chosen by case so that a case's operands are known to whoever needs them."""
-    seen: set[Cell] = set()
+) -> Iterator[tuple[str, Cell]]:
+    """(case, cell) for what is not done, one by one as it becomes known.
+
+    share (i, n): the i-th of n processes' part, chosen by case, so that whoever needs a case's operands compares them.
+    """
     part, parts = share
     for base in bases:
         mine = [c for i, c in enumerate(cases) if i % parts == part - 1]
-        for cell in wanted(results, base, mine):
-            if cell not in seen and results.get(cell) is None:
-                yield cell
-            seen.add(cell)
+        for case, cell in wanted(results, base, mine):
+            if results.get(cell) is None:
+                yield case, cell
 
 
 def machine() -> dict[str, Any]:

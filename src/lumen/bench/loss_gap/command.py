@@ -11,6 +11,9 @@ from pathlib import Path
 
 from lumen.core import ConfigError, say
 
+MORE = 3
+"""Exit status where `--limit` or `--minutes` ended the work."""
+
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
@@ -23,7 +26,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--cache", type=Path, default=None, help="where base B is kept (default: Lumen's cache)")
     parser.add_argument("--base", default="B,A", help="bases, in order (default: B,A)")
     parser.add_argument("--case", default="", help="cases, comma-separated (default: all)")
-    parser.add_argument("--limit", type=int, default=None, help="run at most so many cells")
+    parser.add_argument("--limit", type=int, default=None, help="stop after so many cases that had to be run")
     parser.add_argument("--minutes", type=float, default=None, help="start no cell after so many minutes")
     parser.add_argument("--share", default="1/1", help="i/n: the i-th of n processes that share the table")
     parser.add_argument("--table", action="store_true", help="only print the table of what is there")
@@ -54,15 +57,17 @@ def main(argv: list[str]) -> int:
     results = cells.Results(options.out, makers)
     if not options.table:
         if options.redo:
-            for cell in {c for n in names for c in cells.wanted(results, n, ready) if c.implementation != "bf16"}:
+            for cell in [c for n in names for _, c in cells.wanted(results, n, ready) if c.implementation != "bf16"]:
                 (options.out / cell.file).unlink(missing_ok=True)
-        start = time.monotonic()
-        by_name = {c.name: c for c in ready}
-        for done, cell in enumerate(cells.outstanding(results, names, ready, _share(options.share))):
-            if options.limit is not None and done >= options.limit:
-                return 3
+        start, by_name = time.monotonic(), {c.name: c for c in ready}
+        touched: list[tuple[str, str]] = []
+        for case_name, cell in cells.outstanding(results, names, ready, _share(options.share)):
+            if (cell.base, case_name) not in touched:
+                touched.append((cell.base, case_name))
+            if options.limit is not None and len(touched) > options.limit:
+                return MORE
             if options.minutes is not None and time.monotonic() - start > 60 * options.minutes:
-                return 3
+                return MORE
             record = results.run(cell, by_name.get(cell.case))
             say(f"{cell.file}: {_brief(record)}")
     if options.quiet:
