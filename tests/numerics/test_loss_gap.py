@@ -141,9 +141,10 @@ def test_seeds_change_the_order_and_not_the_rows():
 
 
 @pytest.mark.parametrize("case", [c for c in READY if c.name in STOCHASTIC], ids=lambda c: c.slug)
-def test_stochastic_cases_train_like_the_independent_ones(case):
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_stochastic_cases_train_like_the_independent_ones(case, lora):
     """No bit-equality to be had: the losses of a few steps stay near each other and near bf16's."""
-    base = tiny_base(False)
+    base = tiny_base(lora)
     kinds = {"ours": case, "independent": case, "bf16": None}
     losses = {k: train.run(base, c, k, seed=0, rows=16)["train_loss"] for k, c in kinds.items()}
     for ours, theirs, plain in zip(losses["ours"], losses["independent"], losses["bf16"], strict=True):

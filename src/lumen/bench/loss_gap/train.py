@@ -51,7 +51,7 @@ def prepare(base: Base, case: Case | None, implementation: str, seed: int) -> An
     model.requires_grad_(not frozen)
     if implementation == "ours":
         assert case is not None
-        quant.quantize(model, case.section, frozen=frozen)
+        quant.quantize(model, case.section, frozen=frozen, seed=seed)
     elif implementation == "independent":
         assert case is not None
         independent.fake_quantise(model, case.name, frozen=frozen, seed=seed)
@@ -78,6 +78,7 @@ class Stepper:
     def step(self, ids: Tensor, labels: Tensor) -> float:
         """One optimizer step on rows [B, T]; the mean loss per learned token before it."""
         settings = self.base.settings
+        quant.set_step(self.model, self.done)
         rate = settings.learning_rate * min(1.0, (self.done + 1) / settings.warmup_steps)
         self.optimizer.param_groups[0]["lr"] = rate
         sums, counts = loss_of(self.model, ids, labels, autocast=self.base.autocast)
