@@ -23,6 +23,7 @@ class Request:
     scale_dtype: torch.dtype = torch.float32
     name: str = ""
     importance: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

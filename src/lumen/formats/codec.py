@@ -38,8 +38,6 @@ def require_built(spec: QuantSpec, where: str = "") -> None:
         missing = f"the format {spec.element}"
     elif spec.transform == "smooth":
         missing = f"the transform {spec.transform}"
-    elif spec.scaling != "dynamic":
-        missing = f"{spec.scaling} scaling"
     else:
         return
     raise QuantError(
@@ -58,6 +56,7 @@ def encode(
     scale_dtype: torch.dtype = torch.float32,
     name: str = "",
     importance: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Scales]:
     """Quantise x [..., K] (fp16, bf16 or fp32).
 
@@ -77,6 +76,12 @@ def encode(
             + ("rounds stochastically and needs a Noise" if noise is None else "rounds to nearest: no Noise"),
             where=name,
         )
+    if (scale is None) != (spec.scaling == "dynamic"):
+        raise QuantError(
+            f"{spec} " + ("needs a scale from its history" if scale is None else "takes its scale from the tensor"),
+            where=name,
+            fix="give one as scale=; layers keep a history (quant.scaling)" if scale is None else "leave scale out",
+        )
     if importance is not None and spec.element != "codebook":
         raise QuantError(f"{spec.element} has no use for importance weights", where=name, fix="they are for `codebook`")
     if importance is not None:
@@ -87,7 +92,7 @@ def encode(
         x = x.reshape(1)
     if width := _width(spec):
         x = hadamard.transform(x, width)
-    ask = Request(noise, nonfinite, scale_dtype, name, importance)
+    ask = Request(noise, nonfinite, scale_dtype, name, importance, scale)
     return CODECS[spec.element].encode(x, spec, ask)
 
 

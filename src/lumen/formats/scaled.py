@@ -23,6 +23,8 @@ _OFFSET = {"int4": 8, "ternary": 1}
 
 
 def _scale(x: torch.Tensor, spec: QuantSpec, type_max: float, ask: Request) -> torch.Tensor:
+    if ask.scale is not None:
+        return ask.scale.to(ask.scale_dtype)
     amax = group_amax(x, spec.granularity)
     check_finite(amax, ask.nonfinite, ask.name)
     scale = absmax_scale(amax, type_max, rule=spec.rule, storage=ask.scale_dtype)

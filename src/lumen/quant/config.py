@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lumen.core import Config
+from lumen.core import Config, QuantError
 from lumen.quant import recipes
 from lumen.quant.policy import GEMMS, Policy, PolicyBuilder
+from lumen.quant.scaling import Delayed
 
 Gemm = Literal["forward", "dgrad", "wgrad"]
 
@@ -33,6 +34,22 @@ class QuantRule(Config):
     """The GEMMs the rule is for. Default: all."""
 
 
+class DelayedSection(Config):
+    """`quant.delayed:` how the scales of `+delayed` follow from earlier steps."""
+
+    history: int = 1024
+    """Steps that are remembered. Default: 1024."""
+
+    margin: int = 0
+    """Headroom above the history, in powers of two. Default: 0."""
+
+    algorithm: Literal["max", "most_recent"] = "max"
+    """The history's largest entry or its newest one. Default: max."""
+
+    reduce: bool = False
+    """Whether entries are the maximum over all ranks (one all-reduce per step). Default: false."""
+
+
 class QuantSection(Config):
     """`quant:`"""
 
@@ -53,6 +70,9 @@ class QuantSection(Config):
 
     gemms: list[Gemm] | None = None
     """GEMMs in low precision. Default: the recipe's."""
+
+    delayed: DelayedSection = DelayedSection()
+    """History of delayed scales."""
 
     rules: list[QuantRule] = []
     """Rules before the recipe's own. Default: none."""
@@ -78,7 +98,15 @@ class QuantSection(Config):
             own = {role: spec for role, spec in own.items() if role == "saved_input"}
         builder.add(own)
         builder.rules += base.rules
-        return builder.build(self.recipe if len(builder.rules) == len(base.rules) else f"{self.recipe} with rules")
+        name = self.recipe if len(builder.rules) == len(base.rules) else f"{self.recipe} with rules"
+        policy = builder.build(name, Delayed(**self.delayed.model_dump()))
+        if policy.delayed != Delayed() and not any(spec.scaling == "delayed" for spec in policy.specs()):
+            raise QuantError(
+                "no role of this policy has delayed scales, so these settings would do nothing",
+                where="quant.delayed",
+                fix="use recipe: fp8-delayed, or a spec with +delayed",
+            )
+        return policy
 
 
 def _given(section: QuantRule | QuantSection) -> dict[str, str | None]:

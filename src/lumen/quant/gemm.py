@@ -39,11 +39,11 @@ def encode_operand(
     int8 with row or tensor scales keeps x's layout, as the integer product takes views; other formats encode the
     transpose where they contract over dimension 0.  role, live: whose random numbers stochastic rounding takes.
     """
-    plain = spec.rounding == "nearest"
-    if plain and is_int8(spec):
+    nearest = spec.rounding == "nearest"
+    if nearest and spec.scaling == "dynamic" and is_int8(spec):
         return quantize_int8(x, contract if spec.granularity.kind == "row" else None, spec.rule)
-    noise = None if plain else live.noise(role)
-    codes, scales = encode(x if contract == 1 else x.t(), spec, noise=noise, nonfinite="mark")
+    noise, scale = None if nearest else live.noise(role), live.scale(x, spec, role)
+    codes, scales = encode(x if contract == 1 else x.t(), spec, noise=noise, nonfinite="mark", scale=scale)
     parts = (codes, *(scales[name] for name in scale_names(spec)))
     if is_int8(spec) and contract == 0:
         return tuple(part.t() for part in parts)

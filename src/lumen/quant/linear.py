@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
-from lumen.quant import gemm, stored
+from lumen.quant import gemm, scaling, stored
 from lumen.quant.gemm import Codes
 from lumen.quant.live import Clock, Live, noise_keys
 from lumen.quant.plan import LayerPlan
@@ -71,11 +71,13 @@ class _Products(torch.autograd.Function):
         plan: LayerPlan,
         wgrad: bool,
         out_features: int,
+        collect: bool,
         *tensors: torch.Tensor,
     ) -> torch.Tensor:
         # The master, where there is one, then the codes, then what `_live` gave: an argument that is None would
         # make Dynamo break the graph.
-        rest, live = tensors[: len(tensors) - plan.num_live], Live(*tensors[len(tensors) - plan.num_live :])
+        rest, extra = tensors[: len(tensors) - plan.num_live], tensors[len(tensors) - plan.num_live :]
+        live = Live.of(plan, extra, collect)
         weight, codes = (None, rest) if plan.stores_codes else (rest[0], rest[1:])
         count = gemm.num_codes(plan.forward.right)
         forward = codes[:count]
@@ -85,7 +87,10 @@ class _Products(torch.autograd.Function):
         if wgrad:
             saved = gemm.encode_operand(x, plan.saved_input, 1, "saved_input", live) if plan.saved_input else (x,)
         dense = () if back else (weight,)
-        ctx.save_for_backward(*tensors[len(rest) :], *saved, *dense, *back)
+        # `amax_now` is written into by every pass, so it is no saved tensor
+        kept = extra[:-1] if plan.tracked else extra
+        ctx.save_for_backward(*kept, *saved, *dense, *back)
+        ctx.now, ctx.num_kept, ctx.collect = extra[-1:] if plan.tracked else (), len(kept), collect
         ctx.plan, ctx.wgrad, ctx.num_saved, ctx.num_codes = plan, wgrad, len(saved), len(codes)
         ctx.x_shape, ctx.weight_dtype = tuple(x.shape), None if weight is None else weight.dtype
         ctx.has_dense = len(back) == 0
@@ -96,7 +101,7 @@ class _Products(torch.autograd.Function):
         (dy,) = grads
         plan: LayerPlan = ctx.plan
         kept = ctx.saved_tensors  # read once: checkpointing recomputes at each reading
-        live, kept = Live(*kept[: plan.num_live]), kept[plan.num_live :]
+        live, kept = Live.of(plan, (*kept[: ctx.num_kept], *ctx.now), ctx.collect), kept[ctx.num_kept :]
         saved, rest = kept[: ctx.num_saved], kept[ctx.num_saved :]
         dx = dw = None
         if ctx.needs_input_grad[0]:
@@ -109,7 +114,7 @@ class _Products(torch.autograd.Function):
                 x = gemm.decode_operand(saved, plan.saved_input, ctx.x_shape, 1, dy.dtype)
             dw = gemm.wgrad_gemm(dy, x, plan.wgrad, ctx.weight_dtype, live)
         master = () if plan.stores_codes else (dw,)
-        return (dx, None, None, None, *master, *([None] * (ctx.num_codes + plan.num_live)))
+        return (dx, None, None, None, None, *master, *([None] * (ctx.num_codes + plan.num_live)))
 
 
 class QuantLinear(nn.Linear):
@@ -126,6 +131,7 @@ class QuantLinear(nn.Linear):
         self.in_features, self.out_features = in_features, out_features
         self.plan, self.compute_dtype = plan, dtype
         self.clock: Clock | None = None
+        self.calibrating = False
         self._cache: tuple[Any, tuple[Codes, Codes]] | None = None
 
     @classmethod
@@ -152,9 +158,15 @@ class QuantLinear(nn.Linear):
 
         name: of the layer in the bare model.  clock: the model's.
         """
+        device = self._master().device
         if self.plan.stochastic:
             self.clock = clock
-            self.register_buffer("noise_keys", noise_keys(name).to(self._master().device), persistent=False)
+            self.register_buffer("noise_keys", noise_keys(name).to(device), persistent=False)
+        if self.plan.tracked:
+            roles, length = len(scaling.HISTORY_ROLES), self.plan.delayed.history
+            self.register_buffer("amax_history", torch.zeros(roles, length, device=device))
+            self.register_buffer("amax_now", torch.zeros(roles, device=device))
+            scaling.track(self)
 
     def to_linear(self) -> nn.Linear:
         """The nn.Linear again: the same master, or the dequantised codes as a parameter without gradient."""
@@ -204,10 +216,13 @@ class QuantLinear(nn.Linear):
 
     def _live(self) -> tuple[torch.Tensor, ...]:
         """What the operands' codes depend on in this forward pass, in the order of `Live`; plan.num_live tensors."""
-        if self.clock is None:
-            return ()
-        # evaluation takes no number from torch's generator: a resumed run may not repeat it
-        return (self.clock.now() if self.training else self.clock.counter, self.get_buffer("noise_keys"))
+        live: tuple[torch.Tensor, ...] = ()
+        if self.clock is not None:
+            # evaluation takes no number from torch's generator: a resumed run may not repeat it
+            live = (self.clock.now() if self.training else self.clock.counter, self.get_buffer("noise_keys"))
+        if self.plan.tracked:
+            live = (*live, self.get_buffer("amax_history"), self.get_buffer("amax_now"))
+        return live
 
     def _codes(self, live: Live) -> tuple[Codes, Codes]:
         """The codes of forward and dgrad: stored, or of the master as it is now."""
@@ -216,7 +231,7 @@ class QuantLinear(nn.Linear):
         master = self._master()
         if torch.compiler.is_compiling():  # in the graph, fused with the read of the weight
             return gemm.weight_codes(master.detach(), self.plan, live)
-        state = (master._version, _optimizer_steps, self.clock.step if self.clock else 0)
+        state = (master._version, _optimizer_steps, self.clock.step if self.clock else 0, live.now is not None)
         if self._cache is not None:
             (owner, seen), codes = self._cache
             if owner() is master and seen == state:
@@ -234,10 +249,11 @@ class QuantLinear(nn.Linear):
         master = None if self.plan.stores_codes else self._master()
         wgrad = master is not None and master.requires_grad and not self.plan.frozen
         live = self._live()
-        first, second = self._codes(Live(*live))
+        collect = self.training or self.calibrating
+        first, second = self._codes(Live.of(self.plan, live, collect))
         flat = x.reshape(-1, self.in_features)
         tensors = (*first, *second, *live) if master is None else (master, *first, *second, *live)
-        y = _Products.apply(flat, self.plan, wgrad, self.out_features, *tensors)
+        y = _Products.apply(flat, self.plan, wgrad, self.out_features, collect, *tensors)
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
@@ -280,7 +296,16 @@ class QuantLinear(nn.Linear):
             encode=lambda dense: gemm.encode_operand(dense.to(self._master().device), spec, 1) if spec else (),
             decode=lambda s: gemm.decode_operand(s.parts, s.spec, shape, 1, torch.float32),
         )
+        for name in scaling.BUFFERS if self.plan.tracked else ():  # a dense state dict has none: keep ours
+            own = self.get_buffer(name)
+            state_dict[prefix + name] = scaling.fitted(state_dict.get(prefix + name, own), own)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy's histories end their steps with an optimizer's too."""
+        super().__setstate__(state)
+        if self.plan.tracked:
+            scaling.track(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cache": None}

@@ -7,18 +7,23 @@ function of the step: a resumed run and a recomputation under checkpointing repe
 save.  In a loop that does not, each forward pass of a layer takes its (step, micro-step) from torch's own generator:
 every checkpoint of such loops holds that state, and activation checkpointing replays it.
 
+**Histories.**  Delayed and static scales follow from earlier steps (quant.scaling).
+
 All of it enters a layer as tensors, so that one compiled graph serves every layer and step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from lumen.core.random import hash_name
-from lumen.formats import Noise
+from lumen.formats import Noise, QuantSpec
+from lumen.quant.plan import LayerPlan
+from lumen.quant.scaling import Delayed, held_scale
 
 NOISE_ROLES = ("weight", "input", "grad_output", "saved_input")
 
@@ -83,10 +88,21 @@ def set_step(model: nn.Module, step: int, micro_step: int = 0) -> None:
 
 
 class Live(NamedTuple):
-    """counter: int64 [4], of `Clock`.  keys: int64 [4], of `noise_keys`.  None where the layer's plan needs none."""
+    """counter: int64 [4], of `Clock`.  keys: int64 [4], of `noise_keys`.  history: fp32 [3, H], now: fp32 [3], of
+    quant.scaling; now is None where nothing is to be collected.  None where the layer's plan needs none."""
 
     counter: torch.Tensor | None = None
     keys: torch.Tensor | None = None
+    history: torch.Tensor | None = None
+    now: torch.Tensor | None = None
+    delayed: Delayed = Delayed()
+
+    @classmethod
+    def of(cls, plan: LayerPlan, tensors: Sequence[torch.Tensor], collect: bool) -> Live:
+        """From the plan.num_live tensors of a layer, random numbers first."""
+        noise = tensors[:2] if plan.stochastic else (None, None)
+        history, now = tensors[-2:] if plan.tracked else (None, None)
+        return cls(noise[0], noise[1], history, now if collect else None, plan.delayed)
 
     def noise(self, role: str) -> Noise:
         """The draw for one operand.  A weight rounds alike on every rank and in every micro-step that shares it."""
@@ -96,6 +112,12 @@ class Live(NamedTuple):
         if role == "weight":
             rank = torch.zeros_like(rank)
         return Noise(self.keys[NOISE_ROLES.index(role)], seed, step, micro, rank)
+
+    def scale(self, x: torch.Tensor, spec: QuantSpec, role: str) -> torch.Tensor | None:
+        """The scale of one operand by its history; None where it follows from the operand itself."""
+        if spec.scaling == "dynamic":
+            return None
+        return held_scale(x, spec, role, self.delayed, self.history, self.now)
 
 
 NOTHING = Live()

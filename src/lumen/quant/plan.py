@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lumen.core import QuantError
 from lumen.formats import QuantSpec
 from lumen.quant.policy import GEMMS, OF_GEMM, Policy, require_operand
+from lumen.quant.scaling import HISTORY_ROLES, Delayed
 
 _NATIVE_INT8 = ("row", "tensor")
 
@@ -45,6 +47,7 @@ class LayerPlan:
     wgrad: GemmPlan
     saved_input: QuantSpec | None
     frozen: bool
+    delayed: Delayed = Delayed()
 
     @property
     def stores_codes(self) -> bool:
@@ -80,7 +83,28 @@ class LayerPlan:
     @property
     def num_live(self) -> int:
         """Tensors of `quant.live.Live` that the layer needs."""
-        return 2 if self.stochastic else 0
+        return 2 * self.stochastic + 2 * self.tracked
+
+    @property
+    def tracked(self) -> bool:
+        """Whether some operand's scale comes from a history, so that the layer needs one."""
+        return any(spec.scaling != "dynamic" for spec in self.used())
+
+    @property
+    def static_roles(self) -> tuple[bool, ...]:
+        """For each of HISTORY_ROLES whether its scale is static."""
+        return tuple("static" in self._scalings(role) for role in HISTORY_ROLES)
+
+    def _scalings(self, role: str) -> set[str]:
+        """How an operand's scales are found in the products that take it, dynamic ones left out."""
+        specs = [
+            spec
+            for gemm, operands in OF_GEMM.items()
+            for name, spec in zip(operands, (self.gemm(gemm).left, self.gemm(gemm).right), strict=True)
+            if name == role
+        ]
+        specs += [self.saved_input] if role == "input" else []
+        return {spec.scaling for spec in specs if spec is not None} - {"dynamic"}
 
     def gemm(self, name: str) -> GemmPlan:
         plan: GemmPlan = getattr(self, name)
@@ -94,7 +118,7 @@ def plan_layer(policy: Policy, name: str, *, frozen: bool, protected: bool) -> L
         left, right = (policy.spec(name, role, gemm, protected=protected) for role in OF_GEMM[gemm])
         gemms[gemm] = GemmPlan(left, right)
     saved = policy.spec(name, "saved_input", protected=protected)
-    plan = LayerPlan(gemms["forward"], gemms["dgrad"], gemms["wgrad"], saved, frozen)
+    plan = LayerPlan(gemms["forward"], gemms["dgrad"], gemms["wgrad"], saved, frozen, policy.delayed)
     _check(plan, name)
     return plan
 
@@ -102,3 +126,8 @@ def plan_layer(policy: Policy, name: str, *, frozen: bool, protected: bool) -> L
 def _check(plan: LayerPlan, name: str) -> None:
     for spec in plan.used():
         require_operand(spec, name)
+    for role in HISTORY_ROLES:
+        if len(plan._scalings(role)) > 1:
+            raise QuantError(
+                f"{role} is delayed in one product and static in another", where=name, fix="give the role one scaling"
+            )

@@ -27,6 +27,7 @@ from typing import Any
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
 from lumen.formats.codec import require_built
+from lumen.quant.scaling import Delayed
 
 GEMMS = ("forward", "dgrad", "wgrad")
 OPERANDS = ("weight", "input", "grad_output")
@@ -71,10 +72,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Policy:
-    """Ordered rules; `name` is for reports."""
+    """Ordered rules; `name` is for reports, `delayed` sets up the histories of `+delayed` scales."""
 
     rules: tuple[Rule, ...] = ()
     name: str = "custom"
+    delayed: Delayed = Delayed()
 
     def spec(self, module: str, role: str, gemm: str = "forward", *, protected: bool = False) -> QuantSpec | None:
         """The spec of one operand.  `protected` modules listen only to rules that name them."""
@@ -131,8 +133,8 @@ class PolicyBuilder:
                 self.rules.append(Rule(match, role, "*", spec, required))
         return self
 
-    def build(self, name: str = "custom") -> Policy:
-        return Policy(tuple(self.rules), name)
+    def build(self, name: str = "custom", delayed: Delayed | None = None) -> Policy:
+        return Policy(tuple(self.rules), name, delayed or Delayed())
 
 
 def parse_spec(text: Any, role: str = "") -> QuantSpec | None:
