@@ -27,8 +27,8 @@ def run(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 def test_which_recipes_run() -> None:
     assert set(READY) == {
-        "int8", "int8-backward", "int8-weight-only", "fp8", "fp8-rowwise", "fp8-blockwise", "fp8-delayed", "mxfp8", "mxfp4", "nf4",
-        "int4", "q8_0", "q4_0", "bitnet",
+        "int8", "int8-backward", "int8-weight-only", "fp8", "fp8-rowwise", "fp8-blockwise", "fp8-delayed", "mxfp8",
+        "mxfp4", "nf4", "int4", "q8_0", "q4_0", "bitnet",
     }  # fmt: skip
     missing = {name: why for name, why in recipes.available().items() if why}
     assert "smooth" in missing["int8-smooth"]

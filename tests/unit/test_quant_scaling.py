@@ -148,13 +148,8 @@ def test_the_gradients_dtype_is_e5m2_and_its_history_is_its_own(monkeypatch: pyt
     monkeypatch.setattr(gemm, "encode", lambda x, spec, **k: made.append(str(spec)) or real(x, spec, **k))
     module, optimizer = layer()
     step(module, optimizer, torch.randn(4, 16))
-    assert made == [
-        DELAYED["weight"],
-        DELAYED["input"],
-        DELAYED["grad_output"],
-        DELAYED["grad_output"],
-        DELAYED["input"],
-    ]
+    kinds = [spec.partition("+")[0] for spec in made]
+    assert kinds == ["e4m3", "e4m3", "e5m2", "e5m2", "e4m3"] and all(spec.endswith("delayed") for spec in made)
     assert module.amax_history[:, 0].tolist() == pytest.approx(
         [module.amax_history[0, 0].item(), module.amax_history[1, 0].item(), 0.01]
     )

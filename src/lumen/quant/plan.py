@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
 from lumen.quant.policy import GEMMS, OF_GEMM, Policy, require_operand
-from lumen.quant.scaling import HISTORY_ROLES, Delayed
+from lumen.quant.scaling import DEFAULT, HISTORY_ROLES, Delayed
 
 _NATIVE_INT8 = ("row", "tensor")
 
@@ -47,7 +47,7 @@ class LayerPlan:
     wgrad: GemmPlan
     saved_input: QuantSpec | None
     frozen: bool
-    delayed: Delayed = Delayed()
+    delayed: Delayed = DEFAULT
 
     @property
     def stores_codes(self) -> bool:

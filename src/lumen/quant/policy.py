@@ -27,7 +27,7 @@ from typing import Any
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
 from lumen.formats.codec import require_built
-from lumen.quant.scaling import Delayed
+from lumen.quant.scaling import DEFAULT, Delayed
 
 GEMMS = ("forward", "dgrad", "wgrad")
 OPERANDS = ("weight", "input", "grad_output")
@@ -76,7 +76,7 @@ class Policy:
 
     rules: tuple[Rule, ...] = ()
     name: str = "custom"
-    delayed: Delayed = Delayed()
+    delayed: Delayed = DEFAULT
 
     def spec(self, module: str, role: str, gemm: str = "forward", *, protected: bool = False) -> QuantSpec | None:
         """The spec of one operand.  `protected` modules listen only to rules that name them."""
@@ -134,7 +134,7 @@ class PolicyBuilder:
         return self
 
     def build(self, name: str = "custom", delayed: Delayed | None = None) -> Policy:
-        return Policy(tuple(self.rules), name, delayed or Delayed())
+        return Policy(tuple(self.rules), name, delayed or DEFAULT)
 
 
 def parse_spec(text: Any, role: str = "") -> QuantSpec | None:

@@ -67,6 +67,9 @@ class Delayed:
             )
 
 
+DEFAULT = Delayed()
+
+
 def largest(spec: QuantSpec) -> float:
     """The largest code of a format with one scale per tensor."""
     return float(MAX[spec.element]) if spec.element in MAX else GRIDS[spec.element, spec.dialect].max
