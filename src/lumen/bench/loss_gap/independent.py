@@ -16,7 +16,7 @@ two scales).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ from lumen.bench.loss_gap.plain_formats import Fake
 class Scheme:
     """weight, input, grad: fake-quantiser of the role, or None.  backward: another one for weight and input in dgrad
     and wgrad.  forward: whether the forward product is quantised.  exact: products of two operands run in fp32, and a
-    frozen weight's scales are folded."""
+    frozen weight's scales are folded.  delayed: FP8 type of each role (weight, input, grad) whose scale comes from the
+    steps before; it stands in for the three fake-quantisers."""
 
     weight: Fake | None = None
     input: Fake | None = None
@@ -38,6 +39,7 @@ class Scheme:
     backward: Fake | None = None
     forward: bool = True
     exact: bool = False
+    delayed: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
 
 
 _INT8 = fake.int8_row
@@ -51,6 +53,7 @@ def _fixed() -> dict[str, Scheme]:
         "int8-backward": Scheme(_INT8, _INT8, _INT8, forward=False, exact=True),
         "int8-weight-only": Scheme(weight=_INT8),
         "fp8": Scheme(_E4M3, _E4M3, _E5M2),
+        "fp8-delayed": Scheme(delayed=(torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)),
         "fp8-rowwise": Scheme(fake.e4m3_row_pow2, fake.e4m3_row_pow2, fake.e4m3_row_pow2),
         "fp8-blockwise": Scheme(fake.e4m3_128x128, blocks, blocks),
         "mxfp8": Scheme(mx, mx, mx),
@@ -107,6 +110,38 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype, exact: bool) -> Tensor:
 Pair = tuple[Tensor, Tensor]
 
 
+class History:
+    """Delayed scales of one layer: the largest amax of up to 1024 earlier steps, of the tensor itself in the first.
+
+    A step's own amax becomes an entry when the next forward pass begins, in training passes only, and never where it is
+    zero or not finite.
+    """
+
+    def __init__(self) -> None:
+        self.past: dict[str, list[float]] = {}
+        self.seen: dict[str, float] = {}
+        self.training = True
+
+    def begin(self, training: bool) -> None:
+        """A forward pass: what the step before has seen is history now."""
+        for role, amax in self.seen.items():
+            if 0 < amax < float("inf"):
+                self.past[role] = [*self.past.get(role, []), amax][-1024:]
+        self.seen, self.training = {}, training
+
+    def fake(self, role: str, dtype: torch.dtype) -> Fake:
+        """The fake-quantiser of a role."""
+
+        def run(x: Tensor) -> Tensor:
+            amax = float(x.abs().max())
+            if self.training:
+                self.seen[role] = max(amax, self.seen.get(role, 0.0))
+            used = torch.tensor(max(self.past.get(role) or [amax]))
+            return fake.fp8_scaled(x.float(), used / torch.finfo(dtype).max, dtype)
+
+        return run
+
+
 class Operands:
     """What the three products of one layer multiply: values as the format holds them, or the tensor untouched.
 
@@ -114,8 +149,18 @@ class Operands:
     """
 
     def __init__(self, scheme: Scheme, frozen: bool) -> None:
+        self.history = History()
+        if scheme.delayed is not None:
+            weight, x, dy = (
+                self.history.fake(role, dtype) for role, dtype in zip(("w", "x", "dy"), scheme.delayed, strict=True)
+            )
+            scheme = replace(scheme, weight=fake.fp8_tensor if frozen else weight, input=x, grad=dy)
         self.scheme, self.frozen = scheme, frozen
         self._kept: dict[str, Tensor] = {}
+
+    def begin(self, training: bool) -> None:
+        """Before each forward pass."""
+        self.history.begin(training)
 
     def _weight(self, name: str, weight: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         if not self.frozen:
@@ -212,6 +257,7 @@ class FakeQuantLinear(nn.Linear):
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.get_autocast_dtype("cpu"))
         flat = x.reshape(-1, self.in_features)
+        self.operands.begin(self.training)
         if self.enabled:
             y = _Product.apply(flat, self.weight, self)
         else:

@@ -70,6 +70,7 @@ class _Watch:
     def add(self, name: str, layer: QuantLinear) -> None:
         made = self.made[name] = independent.Operands(independent.scheme(self.case.name), self.frozen)
         seen: dict[str, Tensor] = {}
+        pairs: dict[str, tuple[Tensor, Tensor]] = {}
 
         def weight() -> Tensor:
             return self.originals[name] if self.frozen else layer.weight.detach()
@@ -79,34 +80,33 @@ class _Watch:
             if torch.is_autocast_enabled("cpu"):
                 x = x.to(torch.bfloat16)
             x = seen["x"] = x.reshape(-1, x.shape[-1])
+            made.begin(training=True)
             left, right = made.forward(x, weight())
-            ours = ours_operands(layer, "forward", x, None, weight())
-            self._operands("forward", ours, (left, right), x.dtype)
+            self._operands("forward", ours_operands(layer, "forward", x, None, weight()), (left, right), x.dtype)
             exact = made.scheme.exact and made.scheme.forward
             self._product("forward", output.detach().reshape(-1, layer.out_features), left, right.t(), exact)
             if output.requires_grad:
                 output.register_hook(lambda dy: backward(dy.detach().reshape(-1, dy.shape[-1])))
 
         def backward(dy: Tensor) -> None:
-            seen["dy"] = dy
-            ours = ours_operands(layer, "dgrad", seen["x"], dy, weight())
-            self._operands("dgrad", ours, made.dgrad(dy, weight()), dy.dtype)
+            x = seen["x"]
+            pairs["dgrad"] = made.dgrad(dy, weight())
+            self._operands("dgrad", ours_operands(layer, "dgrad", x, dy, weight()), pairs["dgrad"], dy.dtype)
             if not self.frozen:
-                ours = ours_operands(layer, "wgrad", seen["x"], dy, weight())
-                self._operands("wgrad", ours, made.wgrad(dy, seen["x"]), dy.dtype)
+                pairs["wgrad"] = made.wgrad(dy, x)
+                self._operands("wgrad", ours_operands(layer, "wgrad", x, dy, weight()), pairs["wgrad"], dy.dtype)
 
         def gradient(module: Any, grad_input: tuple[Any, ...], grad_output: tuple[Any, ...]) -> None:
-            dy = seen["dy"]
             if grad_input and grad_input[0] is not None:
                 dx = grad_input[0].detach().reshape(-1, layer.in_features)
-                self._product("dgrad", dx, *made.dgrad(dy, weight()), made.scheme.exact)
+                self._product("dgrad", dx, *pairs["dgrad"], made.scheme.exact)
 
         layer.register_forward_hook(forward)
         layer.register_full_backward_hook(gradient)
         if not self.frozen:
 
             def weight_gradient(dw: Tensor) -> None:
-                left, right = made.wgrad(seen["dy"], seen["x"])
+                left, right = pairs["wgrad"]
                 self._product("wgrad", dw.detach(), left.t(), right, made.scheme.exact)
 
             layer.weight.register_hook(weight_gradient)

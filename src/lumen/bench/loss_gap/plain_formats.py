@@ -65,14 +65,15 @@ def ternary(x: Tensor) -> Tensor:
 # FP8
 
 
-def _fp8(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def fp8_scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 x in an FP8 type with a given scale; saturates."""
     top = torch.finfo(dtype).max
     return (x / scale).clamp(-top, top).to(dtype).float() * scale
 
 
 def fp8_tensor(x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
     x = x.float()
-    return _fp8(x, _divisor(x.abs().max() / torch.finfo(dtype).max), dtype)
+    return fp8_scaled(x, _divisor(x.abs().max() / torch.finfo(dtype).max), dtype)
 
 
 def e5m2_tensor(x: Tensor) -> Tensor:
@@ -82,12 +83,12 @@ def e5m2_tensor(x: Tensor) -> Tensor:
 def e4m3_row_pow2(x: Tensor) -> Tensor:
     x = x.float()
     wanted = _divisor(x.abs().amax(1, keepdim=True) / 448)
-    return _fp8(x, torch.ldexp(torch.ones_like(wanted), _power_of_two_above(wanted)), torch.float8_e4m3fn)
+    return fp8_scaled(x, torch.ldexp(torch.ones_like(wanted), _power_of_two_above(wanted)), torch.float8_e4m3fn)
 
 
 def e4m3_1x128(x: Tensor) -> Tensor:
     return _in_blocks(
-        x, 128, lambda b: _fp8(b, _divisor(b.abs().amax(2, keepdim=True) / 448), torch.float8_e4m3fn)
+        x, 128, lambda b: fp8_scaled(b, _divisor(b.abs().amax(2, keepdim=True) / 448), torch.float8_e4m3fn)
     )  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def e4m3_128x128(x: Tensor) -> Tensor:
     full = pad(x.float(), (0, -cols % 128, 0, -rows % 128))
     tiles = full.unfold(0, 128, 128).unfold(1, 128, 128)  # [tiles down, tiles across, 128, 128]
     scale = _divisor(tiles.abs().amax((2, 3)) / 448).repeat_interleave(128, 0).repeat_interleave(128, 1)
-    return _fp8(full, scale, torch.float8_e4m3fn)[:rows, :cols]
+    return fp8_scaled(full, scale, torch.float8_e4m3fn)[:rows, :cols]
 
 
 # MX: blocks of 32, scales that are powers of two
