@@ -19,8 +19,10 @@ from lumen.bench.loss_gap import independent
 from lumen.bench.loss_gap.bases import Base
 from lumen.bench.loss_gap.cases import STOCHASTIC, Case
 from lumen.bench.loss_gap.train import Stepper, order_of, prepare
+from lumen.formats import QuantSpec
 from lumen.quant import gemm
 from lumen.quant.linear import QuantLinear
+from lumen.quant.live import NOTHING, Live
 
 STEPS = 3
 CLOSE = 0.01
@@ -147,28 +149,33 @@ def ours_operands(layer: QuantLinear, name: str, x: Tensor, dy: Tensor | None, w
     """
     plan = layer.plan
     product = plan.gemm(name)
+    live = Live.of(plan, layer._live(), False)
 
-    def through(t: Tensor, spec: Any, contract: int) -> Tensor:
+    def encoded(t: Tensor, spec: QuantSpec, contract: int, role: str) -> gemm.Codes:
+        stored = role == "weight" and plan.stores_codes  # once, outside any step
+        return gemm.encode_operand(t, spec, contract, role, NOTHING if stored else live)
+
+    def through(t: Tensor, spec: QuantSpec | None, contract: int, role: str) -> Tensor:
         if spec is None:
             return t
-        return gemm.decode_operand(gemm.encode_operand(t, spec, contract), spec, _shape(t), contract, torch.float32)
+        return gemm.decode_operand(encoded(t, spec, contract, role), spec, _shape(t), contract, torch.float32)
 
     if name == "forward":
-        return through(x, product.left, 1), through(weight, product.right, 1)
+        return through(x, product.left, 1, "input"), through(weight, product.right, 1, "weight")
     assert dy is not None
     if name == "wgrad":
-        return through(dy, product.left, 0), through(x, product.right, 0 if product.left else 1)
+        return through(dy, product.left, 0, "grad_output"), through(x, product.right, 0 if product.left else 1, "input")
     if product.right is None:
-        return through(dy, product.left, 1), weight
+        return through(dy, product.left, 1, "grad_output"), weight
     if not gemm.shares_codes(plan):
-        return through(dy, product.left, 1), through(weight, product.right, 0)
-    assert plan.forward.right is not None
-    codes = gemm.encode_operand(weight, plan.forward.right, 1)
+        return through(dy, product.left, 1, "grad_output"), through(weight, product.right, 0, "weight")
+    spec = plan.forward.right
+    assert spec is not None
+    codes = encoded(weight, spec, 1, "weight")
     if product.how == "int8" and codes[1].ndim:
-        return through(dy * codes[1].reshape(1, -1), product.left, 1), codes[0].float()
-    return through(dy, product.left, 1), gemm.decode_operand(
-        codes, plan.forward.right, _shape(weight), 1, torch.float32
-    )
+        return through(dy * codes[1].reshape(1, -1), product.left, 1, "grad_output"), codes[0].float()
+    dense = gemm.decode_operand(codes, spec, _shape(weight), 1, torch.float32)
+    return through(dy, product.left, 1, "grad_output"), dense
 
 
 def _shape(weight: Tensor) -> tuple[int, int]:
