@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -61,10 +62,13 @@ def main() -> None:
     stepper = Stepper(run, objective("sft"), lambda step: 1.0)
     walls, processors, losses, tokens = [], [], [], []
     profiler = None
+    before = resource.getrusage(resource.RUSAGE_SELF)
     for step in range(options.steps + options.skip):
         if options.profile and step == options.steps + options.skip - 1:
             profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
             profiler.__enter__()
+        if step == options.skip:
+            before = resource.getrusage(resource.RUSAGE_SELF)
         wall, processor = time.perf_counter(), time.process_time()
         result = stepper(step, lambda: False)
         assert result is not None
@@ -81,6 +85,12 @@ def main() -> None:
     each = " ".join(f"{x:.2f}" for x in processors)
     print(f"{options.recipe}: wall {statistics.median(walls):.3f} s, processor {statistics.median(processors):.3f} s")
     print(f"processor s of each step: {each}")
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    share = (usage.ru_stime - before.ru_stime, usage.ru_minflt - before.ru_minflt)
+    print(
+        f"in the system {share[0] / len(walls):.3f} s and {share[1] / len(walls):.0f} page faults a step; "
+        f"peak {usage.ru_maxrss / 1e6:.2f} GB"
+    )
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def fuse_lora(model: nn.Module) -> FuseReport:
     for module in model.modules():
         if not isinstance(module, PeftLinear):
             continue
-        if type(module) is FusedLoraLinear:
+        if isinstance(module, FusedLoraLinear):
             fused += 1
         elif type(module) is not PeftLinear:
             kept[type(module).__name__] += 1

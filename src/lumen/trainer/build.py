@@ -16,6 +16,7 @@ import torch
 from lumen.adapters.adapt import adapt
 from lumen.adapters.fused import fuse_lora
 from lumen.adapters.load import adopt_vocabulary
+from lumen.adapters.native import use_native_lora
 from lumen.checkpoint import seed_everything
 from lumen.core.errors import ConfigError
 from lumen.data.build import build_datasets
@@ -83,8 +84,10 @@ def build(config: RunConfig) -> Run:
         model, config, lambda: memory_of(config, loaded.model, train_loader, checkpointing=False).parts["activations"]
     )
     facts["fused"] = fuse_lora(model)
-    if config.native_kernels == "auto" and config.flash_attn == "auto":
-        use_native_attention(model)
+    if config.native_kernels == "auto":
+        facts["native"] = use_native_lora(model)
+        if config.flash_attn == "auto":
+            use_native_attention(model)
     compile_layers(
         model,
         config.compile,

@@ -7,13 +7,12 @@ Two custom operators, forward and backward, so that compile sees each whole; the
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lumen.kernels.cpu.library import Float, Pointer, load, missing
+from lumen.kernels.cpu.library import Float, Pointer, load, missing, numbers
 from lumen.kernels.reference.attention import causal_attention
 from lumen.kernels.registry import Kernel, record, register
 
@@ -45,17 +44,13 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _numbers(values: list[int]) -> Any:
-    return (ctypes.c_int64 * len(values))(*values)
-
-
 def _sizes(query: Tensor, key: Tensor, window: int) -> Any:
     batch, heads, length, size = query.shape
-    return _numbers([batch, heads, key.shape[1], length, size, window])
+    return numbers([batch, heads, key.shape[1], length, size, window])
 
 
 def _strides(*tensors: Tensor) -> Any:
-    return _numbers([stride for tensor in tensors for stride in tensor.stride()[:3]])
+    return numbers([stride for tensor in tensors for stride in tensor.stride()[:3]])
 
 
 def _segments(segments: Tensor | None) -> tuple[Tensor | None, int]:

@@ -37,7 +37,12 @@ FLAGS = (
     *(f"-m{name.replace('_', '')}" for name in NEEDED),
 )  # fmt: skip
 
-Pointer, Int, Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+Pointer, Long, Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def numbers(values: list[int]) -> ctypes.Array[ctypes.c_int64]:
+    """Integers as an array for C."""
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 def cache_folder() -> Path:
