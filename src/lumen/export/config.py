@@ -48,6 +48,10 @@ class ExportConfig(Config):
     export_group_size: Literal[16, 32, 64, 128, 256] | None = None
     """int4: values that share a scale. Default: null, the largest of 128, 64 and 32 that divides every layer's rows."""
 
+    export_pre_tokenizer: str | None = None
+    """gguf: llama.cpp's name of the pre-tokenizer, for a tokenizer that its table does not know. Default: null, looked
+    up."""
+
     export_verify: bool = True
     """Load what was written and compare it with its source on held-out rows. Default: true."""
 

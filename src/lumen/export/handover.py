@@ -10,6 +10,16 @@ def vllm(directory: Path) -> list[str]:
     return [f"vllm serve {directory}"]
 
 
+def llama_cpp(directory: Path, file: str) -> list[str]:
+    """llama.cpp's server and command line; Ollama through the Modelfile."""
+    name = file.removesuffix(".gguf").lower()
+    return [
+        f"llama-server -m {directory / file} --jinja",
+        f"llama-cli -m {directory / file} --jinja",
+        f"ollama create {name} -f {directory / 'Modelfile'} && ollama run {name}",
+    ]
+
+
 def section(lines: list[str]) -> str:
     """Markdown for the model card."""
     return "\n".join(["## Serve", "", "```", *lines, "```"]) if lines else ""

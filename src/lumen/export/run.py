@@ -11,27 +11,23 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from lumen.core import ConfigError, say
 from lumen.core.files import atomic_directory, atomic_write_json
 from lumen.export import handover
 from lumen.export.calibrate import input_scales
-from lumen.export.card import write_card
 from lumen.export.compressed import SCHEMES, write_compressed
+from lumen.export.gguf_run import export_gguf
 from lumen.export.merge import check_directory, complete, merge
 from lumen.export.report import REPORT, ExportResult, empty, sizes, tensor_bytes
-from lumen.export.rows import calibration_rows, verification_rows
-from lumen.export.stage import Staged, reload_config, stage
+from lumen.export.rows import calibration_rows
+from lumen.export.stage import stage
 from lumen.export.targets import TARGETS, Target
-from lumen.export.verify import Reference
-from lumen.models.device import choose_device
-from lumen.models.load import load_model, quiet_progress
+from lumen.export.watch import Watch, finish
 
 
 def export(config: Any, *, allow_unchanged: bool = False) -> ExportResult:
@@ -42,7 +38,7 @@ def export(config: Any, *, allow_unchanged: bool = False) -> ExportResult:
     """
     begin = time.monotonic()
     target = TARGETS[config.export_format]
-    writer = {"hf": _export_hf, "compressed": _export_compressed}.get(target.kind)
+    writer = {"hf": _export_hf, "compressed": _export_compressed, "gguf": export_gguf}.get(target.kind)
     if writer is None:
         raise ConfigError(f"export_format {target.name} is not built yet", where="export_format")
     config = complete(config)
@@ -59,68 +55,6 @@ def _scratch(directory: Path) -> Iterator[Path]:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as name:
         yield Path(name)
-
-
-class Watch:
-    """Remembers how the source answers, when it is in memory for a moment."""
-
-    def __init__(self, config: Any, target: Target, scratch: Path) -> None:
-        self.config = config
-        self.target = target
-        self.limit = target.max_kl if config.export_max_kl is None else config.export_max_kl
-        self.scratch = scratch
-        self.reference: Reference | None = None
-        self.then: list[Callable[[Any], None]] = []
-
-    def __call__(self, loaded: Any) -> None:
-        if self.config.export_verify:
-            rows = verification_rows(self.config, loaded.tokenizer)
-            say(f"the source on {rows.tokens:,} tokens of {rows.name}")
-            folder = self.scratch / "reference"
-            folder.mkdir()
-            self.reference = Reference(loaded.model, rows, folder)
-        for action in self.then:
-            action(loaded)
-
-    @property
-    def needed(self) -> bool:
-        """Whether the source must be loaded at all."""
-        return self.config.export_verify or bool(self.then)
-
-    def compare(self, path: Path, result: ExportResult) -> None:
-        """Load what was written and compare; raises ModelError above the limit."""
-        if self.reference is None:
-            return
-        dtype = getattr(torch, self.reference.dtype)
-        say(f"the export, loaded again from {path.name if path.is_file() else 'its directory'}")
-        with quiet_progress():
-            result.verification = self.reference.compare(self._again(path, dtype), self.limit)
-        result.verification.check()
-
-    def _again(self, path: Path, dtype: torch.dtype) -> Any:
-        """The written model; compressed-tensors through transformers alone, not through a reader of ours."""
-        if self.target.kind != "compressed":
-            return load_model(reload_config(path), dtype=dtype, device=self.config.export_device).model
-        from transformers import AutoModelForCausalLM
-
-        device = choose_device(self.config.export_device)
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, device_map={"": device})
-
-
-def finish(folder: Path, result: ExportResult, staged: Staged, *, base: str = "") -> None:
-    """Card, sizes and the JSON report into the folder that is about to be published."""
-    result.license = staged.license
-    write_card(
-        folder,
-        title=f"{staged.name}, {result.label}",
-        base=base or staged.source,
-        license_name=staged.license,
-        licence_files=staged.licence_files,
-        tables={"export": result.table() | staged.facts},
-        text=handover.section(result.handover),
-    )
-    result.files = sizes(folder)
-    atomic_write_json(folder / REPORT, result.to_dict())
 
 
 def _export_hf(config: Any, target: Target, directory: Path, scratch: Path, allow_unchanged: bool) -> ExportResult:
