@@ -69,6 +69,7 @@ def quantize(
     Before anything is changed it raises QuantError (unknown recipe, format not built, rule without a module, model
     quantised already) and HardwareError (unknown target).
     """
+    _check_bare(model, "quantise")
     policy = as_policy(recipe)
     target = resolve(target or named_target(recipe), _device(model))
     if any(isinstance(m, QuantLinear) for m in model.modules()):
@@ -118,6 +119,17 @@ def named_target(recipe: Recipe) -> str | None:
     return recipe.get("target") if isinstance(recipe, Mapping) else None
 
 
+def _check_bare(model: nn.Module, verb: str) -> None:
+    """FSDP2 and DDP hold on to the very parameters that they found; exchanging them afterwards goes unseen."""
+    if isinstance(model, nn.parallel.DistributedDataParallel) or any(
+        hasattr(parameter, "placements") for parameter in model.parameters()
+    ):
+        raise QuantError(
+            f"this model is wrapped by DDP or sharded by FSDP2 already; it is too late to {verb} it",
+            fix="quantise before wrapping; to go back, gather a full state dict and load it into one process",
+        )
+
+
 def _device(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
@@ -125,12 +137,15 @@ def _device(model: nn.Module) -> torch.device:
 def dequantize(model: nn.Module) -> None:
     """Put nn.Linear layers back, in place: masters as they are, frozen codes as the values they stood for.
 
-    A model that is not quantised is left as it is.
+    A model that is not quantised is left as it is.  Weights require gradients as they did before quantising; below an
+    adapter, frozen ones stay frozen.  Raises QuantError for a model that is sharded.
     """
+    _check_bare(model, "dequantise")
     made: dict[int, nn.Linear] = {}
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if isinstance(module, QuantLinear):
-            put_module(model, path, made.setdefault(id(module), module.to_linear()))
+            adapted = "base_layer" in path.split(".")
+            put_module(model, path, made.setdefault(id(module), module.to_linear(adapted=adapted)))
 
 
 def tied_head(name: str) -> QuantError:

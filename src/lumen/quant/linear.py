@@ -10,7 +10,8 @@ dequantised copy would be lost, so assigning to its `.data` raises.
 
 **Master.**  `weight` is the ordinary parameter.  It is quantised once per optimizer step: the codes are kept until the
 parameter changes, which is seen by its identity, its version counter and the count of optimizer steps in this process
-(`.data` writes of an optimizer leave the version alone).  Never by address: addresses are reused.
+(`.data` writes of an optimizer leave the version alone).  Never by address: addresses are reused.  Under FSDP2 they are
+not kept: gathering leaves the version alone too, and whole codes on every rank are what sharding is to avoid.
 
 What autograd keeps for backward: for dgrad the codes themselves (no copy); for wgrad, where there is one, the input, or
 its codes if `saved_input` has a spec.  Nothing in high precision is kept for a frozen weight.
@@ -133,6 +134,8 @@ class QuantLinear(nn.Linear):
         self.clock: Clock | None = None
         self.calibrating = False
         self._cache: tuple[Any, tuple[Codes, Codes]] | None = None
+        self._is_sharded = False  # seen as FSDP2's DTensor
+        self._was_trainable = False
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, plan: LayerPlan, weight: torch.Tensor | Codes | None = None) -> QuantLinear:
@@ -149,6 +152,9 @@ class QuantLinear(nn.Linear):
             stored.put(layer, "weight", weight, layer.spec)
         else:
             layer._store(linear.weight.detach() if weight is None else weight)
+        layer._was_trainable = linear.weight.requires_grad
+        if plan.frozen:  # what never gets a gradient must not say that it wants one: DDP would wait for it
+            layer._master().requires_grad_(False)
         layer._parameters["bias"] = linear.bias
         _share_hooks(linear, layer)
         return layer.train(linear.training)
@@ -168,8 +174,11 @@ class QuantLinear(nn.Linear):
             self.register_buffer("amax_now", torch.zeros(roles, device=device))
             scaling.track(self)
 
-    def to_linear(self) -> nn.Linear:
-        """The nn.Linear again: the same master, or the dequantised codes as a parameter without gradient."""
+    def to_linear(self, *, adapted: bool = False) -> nn.Linear:
+        """The nn.Linear again: the same master, or the dequantised codes, requiring a gradient as before quantising.
+
+        adapted: an adapter wraps the layer by now, whose base stays frozen.
+        """
         with torch.device("meta"):
             linear = nn.Linear(
                 self.in_features, self.out_features, bias=self.bias is not None, dtype=self.compute_dtype
@@ -178,6 +187,8 @@ class QuantLinear(nn.Linear):
             linear.weight = nn.Parameter(self._dequantize(), requires_grad=False)
         else:
             linear.weight = self._master()
+        if self.plan.frozen:
+            linear.weight.requires_grad_(self._was_trainable and not adapted)
         linear._parameters["bias"] = self.bias
         _share_hooks(self, linear)
         return linear.train(self.training)
@@ -190,8 +201,8 @@ class QuantLinear(nn.Linear):
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
         """[N, K]: the master, or the dequantised codes in `compute_dtype` (a new read-only copy at each access)."""
-        if not self.plan.stores_codes:
-            return self._master()
+        if self._is_dtensor() or not self.plan.stores_codes:
+            return self._master()  # FSDP2 looks for the parameter that it has sharded under this name
         dense = self._dequantize()
         return dense if torch.compiler.is_compiling() else dense.as_subclass(FrozenWeight)
 
@@ -199,6 +210,12 @@ class QuantLinear(nn.Linear):
         parameter = self._parameters["weight"]
         assert parameter is not None
         return parameter
+
+    def _is_dtensor(self) -> bool:
+        """Whether FSDP2 holds the weight sharded now, outside forward and backward."""
+        sharded = hasattr(self._master(), "placements")
+        self._is_sharded |= sharded
+        return sharded
 
     def _store(self, weight: torch.Tensor) -> None:
         """Take over a dense weight [N, K] as codes."""
@@ -238,7 +255,8 @@ class QuantLinear(nn.Linear):
                 return codes
         with torch.no_grad():
             codes = gemm.weight_codes(master.detach(), self.plan, live)
-        self._cache = ((weakref.ref(master), state), codes)
+        if not (self._is_sharded or self._is_dtensor()):
+            self._cache = ((weakref.ref(master), state), codes)
         return codes
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -284,6 +302,7 @@ class QuantLinear(nn.Linear):
 
         Without this a dense weight would be copied into integer codes, truncated.
         """
+        self._cache = None
         state_dict = dict(state_dict)
         spec, shape = self.plan.forward.right, (self.out_features, self.in_features)
         stored.load_keys(
