@@ -13,12 +13,12 @@ from tests.helpers.tiny import tiny_llama
 import lumen.bench.loss_gap.independent as independent
 from lumen.bench.loss_gap import cells, operands, plain_formats, table, train
 from lumen.bench.loss_gap.bases import Base, Settings, fingerprint
-from lumen.bench.loss_gap.cases import STOCHASTIC, Case, cases
+from lumen.bench.loss_gap.cases import NOT_COMPARED, Case, cases
 from lumen.formats import QuantSpec, decode, encode
 from lumen.quant import gemm
 
 READY, MISSING = cases()
-NAMES = [c.name for c in READY if c.name not in STOCHASTIC]
+NAMES = [c.name for c in READY if c.name not in NOT_COMPARED]
 
 
 def tiny_base(lora: bool, name: str = "tiny") -> Base:
@@ -140,9 +140,9 @@ def test_seeds_change_the_order_and_not_the_rows():
     assert one.tolist() == train.order_of(base, 16, 0).tolist() and int(one.max()) < base.pool
 
 
-@pytest.mark.parametrize("case", [c for c in READY if c.name in STOCHASTIC], ids=lambda c: c.slug)
+@pytest.mark.parametrize("case", [c for c in READY if c.name in NOT_COMPARED], ids=lambda c: c.slug)
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_stochastic_cases_train_like_the_independent_ones(case, lora):
+def test_other_cases_train_like_the_independent_ones(case, lora):
     """No bit-equality to be had: the losses of a few steps stay near each other and near bf16's."""
     base = tiny_base(lora)
     kinds = {"ours": case, "independent": case, "bf16": None}

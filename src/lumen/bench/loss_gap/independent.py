@@ -31,7 +31,8 @@ class Scheme:
     """weight, input, grad: fake-quantiser of the role, or None.  backward: another one for weight and input in dgrad
     and wgrad.  forward: whether the forward product is quantised.  exact: products of two operands run in fp32, and a
     frozen weight's scales are folded.  delayed: FP8 type of each role (weight, input, grad) whose scale comes from the
-    steps before; it stands in for the three fake-quantisers."""
+    steps before; it stands in for the three fake-quantisers.  smooth: SmoothQuant's alpha; the factors are measured on
+    the first input that a layer sees."""
 
     weight: Fake | None = None
     input: Fake | None = None
@@ -40,6 +41,7 @@ class Scheme:
     forward: bool = True
     exact: bool = False
     delayed: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
+    smooth: float | None = None
 
 
 _INT8 = fake.int8_row
@@ -51,6 +53,7 @@ def _fixed() -> dict[str, Scheme]:
     return {
         "int8": Scheme(_INT8, _INT8, _INT8, exact=True),
         "int8-backward": Scheme(_INT8, _INT8, _INT8, forward=False, exact=True),
+        "int8-smooth": Scheme(_INT8, _INT8, _INT8, exact=True, smooth=0.7),
         "int8-weight-only": Scheme(weight=_INT8),
         "fp8": Scheme(_E4M3, _E4M3, _E5M2),
         "fp8-delayed": Scheme(delayed=(torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2)),
@@ -157,6 +160,14 @@ class Operands:
             scheme = replace(scheme, weight=fake.fp8_tensor if frozen else weight, input=x, grad=dy)
         self.scheme, self.frozen = scheme, frozen
         self._kept: dict[str, Tensor] = {}
+        self.factors: Tensor | None = None
+
+    def _smooth(self, x: Tensor, weight: Tensor) -> None:
+        """SmoothQuant's factor of every input channel, from the first input."""
+        if self.scheme.smooth is not None and self.factors is None:
+            most_x, most_w = x.abs().amax(0).float(), weight.abs().amax(0).float()
+            s = most_x**self.scheme.smooth / most_w ** (1 - self.scheme.smooth)
+            self.factors = torch.where((most_x > 0) & (most_w > 0), s, 1.0)
 
     def begin(self, training: bool) -> None:
         """Before each forward pass."""
@@ -170,16 +181,23 @@ class Operands:
         return self._kept[name]
 
     def stored_weight(self, weight: Tensor) -> Tensor:
-        """weight [N, K] as forward reads it; rounded to its own dtype unless products are exact."""
+        """weight [N, K] as forward reads it, times the factors of smoothing.  Kept values that are multiplied in the
+        weight's own dtype are rounded to it."""
         s = self.scheme
         if not s.forward or s.weight is None:
             return weight
         fake = s.weight
+        if self.factors is not None:
+            by = self.factors
+            return self._weight("forward", weight, lambda w: fake(w.float() * by))
         return self._weight("forward", weight, fake if s.exact else lambda w: fake(w).to(w.dtype))
 
     def forward(self, x: Tensor, weight: Tensor) -> Pair:
         """x [M, K] and weight [N, K], to be contracted over K."""
         s = self.scheme
+        self._smooth(x, weight)
+        if self.factors is not None:
+            x = x.float() / self.factors
         return (s.input(x) if s.input and s.forward else x), self.stored_weight(weight)
 
     def dgrad(self, dy: Tensor, weight: Tensor) -> Pair:
@@ -189,9 +207,10 @@ class Operands:
             return (s.grad(dy) if s.grad else dy), weight
         if s.forward and self.frozen and s.exact and s.grad:
             # W = scale · codes per output: fold the scale into dy, quantise that, multiply by the codes
-            scale = self._weight("scale", weight, lambda w: w.float().abs().amax(1) / 127)
+            by = 1.0 if self.factors is None else self.factors
+            scale = self._weight("scale", weight, lambda w: (w.float() * by).abs().amax(1) / 127)
             scale = torch.where(scale == 0, 1.0, scale)
-            codes = self._weight("codes", weight, lambda w: (w.float() / scale[:, None]).round())
+            codes = self._weight("codes", weight, lambda w: (w.float() * by / scale[:, None]).round())
             return s.grad(dy.float() * scale), codes
         left = s.grad(dy) if s.grad else dy
         if s.backward is not None:  # drawn anew each time, of a frozen weight from the values that are stored
@@ -200,6 +219,12 @@ class Operands:
             return left, self.stored_weight(weight)
         fake = s.weight
         return left, self._weight("dgrad", weight, lambda w: transposed(fake, w))
+
+    def unsmooth(self, values: Tensor) -> Tensor:
+        """Columns [·, K] made from a frozen smoothed weight, over the factors."""
+        if self.factors is None or not self.frozen:
+            return values
+        return (values.float() / self.factors).to(values.dtype)
 
     def wgrad(self, dy: Tensor, x: Tensor) -> Pair:
         """dy [M, N] and x [M, K], to be contracted over M."""
@@ -227,7 +252,9 @@ class _Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         made: Operands = ctx.layer.operands
         exact = made.scheme.exact
-        dx = product(*made.dgrad(dy, weight), dy.dtype, exact) if ctx.needs_input_grad[0] else None
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = made.unsmooth(product(*made.dgrad(dy, weight), dy.dtype, exact))
         dw = None
         if not made.frozen:
             left, right = made.wgrad(dy, x)
@@ -261,7 +288,8 @@ class FakeQuantLinear(nn.Linear):
         if self.enabled:
             y = _Product.apply(flat, self.weight, self)
         else:
-            weight = self.operands.stored_weight(self.weight) if self.operands.frozen else self.weight
+            made = self.operands
+            weight = made.unsmooth(made.stored_weight(self.weight)) if made.frozen else self.weight
             y = flat @ weight.to(flat.dtype).t()
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lumen.bench.loss_gap import independent
 from lumen.bench.loss_gap.bases import Base
-from lumen.bench.loss_gap.cases import STOCHASTIC, Case
+from lumen.bench.loss_gap.cases import NOT_COMPARED, Case
 from lumen.bench.loss_gap.train import Stepper, order_of, prepare
 from lumen.formats import QuantSpec
 from lumen.quant import gemm
@@ -31,9 +31,9 @@ now and then (measured: 1 in 1000 of int8's), another operand changes nearly all
 
 
 def compare(base: Base, case: Case, *, rows: int = 2) -> dict[str, Any]:
-    """Run three steps of ours on `rows` rows each and compare.  A case that draws random numbers is not compared."""
-    if case.name in STOCHASTIC:
-        return {"comparable": False, "equal": False, "why": "draws random numbers"}
+    """Run three steps of ours on `rows` rows each and compare.  Cases of NOT_COMPARED are not."""
+    if case.name in NOT_COMPARED:
+        return {"comparable": False, "equal": False, "why": NOT_COMPARED[case.name]}
     if not independent.has_scheme(case.name):
         return {"comparable": False, "equal": False, "why": "no independent implementation"}
     originals = {plain: m.weight.detach().clone() for plain, m in _linears(base.model())}
