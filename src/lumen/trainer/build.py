@@ -21,6 +21,7 @@ from lumen.checkpoint import seed_everything
 from lumen.core.errors import ConfigError
 from lumen.data.build import build_datasets
 from lumen.data.loader import Loader, is_packed, loader_for
+from lumen.kernels.cpu import library as native
 from lumen.memory.checkpointing import apply_checkpointing
 from lumen.models.attention import use_native_attention
 from lumen.models.compile import compile_layers
@@ -57,6 +58,7 @@ def compute_dtype(config: RunConfig) -> torch.dtype:
 def build(config: RunConfig) -> Run:
     """Everything a training needs.  Raises LumenError with place and remedy for whatever does not fit."""
     seed_everything(config.seed)
+    native.switch(config.native_kernels == "auto")
     loaded = load_model(config, dtype=compute_dtype(config), device=config.device, stream=stream_of(config))
     adopt_vocabulary(loaded, config.adapter_name_or_path, config)
     datasets = build_datasets(config, loaded.tokenizer, seed=config.seed, stage=config.stage)
@@ -84,10 +86,9 @@ def build(config: RunConfig) -> Run:
         model, config, lambda: memory_of(config, loaded.model, train_loader, checkpointing=False).parts["activations"]
     )
     facts["fused"] = fuse_lora(model)
-    if config.native_kernels == "auto":
-        facts["native"] = use_native_lora(model)
-        if config.flash_attn == "auto":
-            use_native_attention(model)
+    facts["native"] = use_native_lora(model)
+    if config.flash_attn == "auto":
+        use_native_attention(model)
     compile_layers(
         model,
         config.compile,

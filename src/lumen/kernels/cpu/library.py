@@ -7,8 +7,9 @@ sources, compiler and flags, so a change of any of them builds anew, and an inst
 Threads are torch's: the library is linked against the very libgomp that torch has loaded, so there is one pool and
 `torch.set_num_threads` holds for both.
 
-`missing()` says in words why there is no library: another processor, no compiler, a build that failed, or
-LUMEN_NATIVE=off.  Whoever asks falls back to plain torch: the same result, slower.
+`missing()` says in words why there is no library: another processor, no compiler, a build that failed,
+LUMEN_NATIVE=off, or `switch(False)`, which is what `native_kernels: off` does.  Whoever asks falls back to plain torch:
+the same result, slower.
 """
 
 from __future__ import annotations
@@ -53,6 +54,15 @@ def cache_folder() -> Path:
     return Path(base) / "lumen" / "native"
 
 
+_on = True
+
+
+def switch(on: bool) -> None:
+    """Allow or forbid the kernels in this process."""
+    global _on
+    _on = on
+
+
 @functools.cache
 def compiler() -> str | None:
     """Path of the C++ compiler; None where there is none."""
@@ -64,6 +74,8 @@ def compiler() -> str | None:
 
 def unfit() -> str:
     """Why this machine cannot run the kernels; empty where it can."""
+    if not _on:
+        return "native_kernels is off"
     if os.environ.get("LUMEN_NATIVE", "").lower() in ("off", "0"):
         return "LUMEN_NATIVE is off"
     if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):

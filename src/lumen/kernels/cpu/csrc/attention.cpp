@@ -8,13 +8,13 @@
 // Backward keeps o and the logarithm of each row's sum and makes the probabilities again:
 //     P = exp(s Q Kᵀ - lse),  dV += Pᵀ dO,  dP = dO Vᵀ,  dS = s P (dP - rowsum(dO O)),  dQ = dS K,  dK += dSᵀ Q
 // The transposed products need words along the queries: two rows of P or dS are interleaved as they are made.
-#include "common.h"
+#include "tiles.h"
 
 #include <cmath>
 
 namespace {
 
-constexpr int BQ = 48, KP = 48, KV = 3, KR = 8;  // queries of a block; keys of a panel, in vectors; rows of a tile
+constexpr int BQ = 48, KP = 48, KV = 3;  // queries of a block; keys of a panel, and that in vectors
 
 struct Shape {
     int64_t batch, heads, groups, length, size;  // groups: key heads
@@ -26,33 +26,6 @@ struct View {  // [batch, head, token, size], strides in elements
     int64_t b, h, t;
     bf16* row(int64_t i, int64_t j, int64_t k) const { return at + i * b + j * h + k * t; }
 };
-
-// C (+)= A B for one tile, C fp32 with ldc columns
-template <int MR, int NV>
-void tile(const char* a, int64_t rs, int64_t ks, const uint32_t* b, int64_t steps, float* c, int64_t ldc, bool add) {
-    __m512 sum[MR][NV];
-#pragma GCC unroll 8
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 8
-        for (int j = 0; j < NV; ++j) sum[r][j] = add ? _mm512_load_ps(c + r * ldc + 16 * j) : _mm512_setzero_ps();
-    multiply<Bf16Dot, MR, NV>(sum, a, rs, ks, b, steps);
-#pragma GCC unroll 8
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 8
-        for (int j = 0; j < NV; ++j) _mm512_store_ps(c + r * ldc + 16 * j, sum[r][j]);
-}
-using Tile = void (*)(const char*, int64_t, int64_t, const uint32_t*, int64_t, float*, int64_t, bool);
-#define ROWS(NV) {nullptr, tile<1, NV>, tile<2, NV>, tile<3, NV>, tile<4, NV>, tile<5, NV>, tile<6, NV>, tile<7, NV>, \
-                  tile<8, NV>}
-constexpr Tile TILES[5][9] = {{}, ROWS(1), ROWS(2), ROWS(3), ROWS(4)};
-
-// C[rows, 16 nv] (+)= A B with one panel of B
-void product(int nv, const char* a, int64_t rs, int64_t ks, const uint32_t* b, int64_t steps, float* c, int64_t ldc,
-             int64_t rows, bool add) {
-    const int64_t step = nv == 4 ? 6 : KR;
-    for (int64_t r = 0; r < rows; r += step)
-        TILES[nv][min64(step, rows - r)](a + r * rs, rs, ks, b, steps, c + r * ldc, ldc, add);
-}
 
 // The columns of a head, in chunks of up to 4 vectors
 int chunk(int64_t size, int64_t d) { return (int)min64(4, (size - d) / 16); }

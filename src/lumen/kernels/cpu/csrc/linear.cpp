@@ -11,61 +11,11 @@
 //
 // int8: dy is quantised by rows (scale = amax / 127, nearest even) and stored unsigned, code + 128, as vpdpbusd wants;
 // 128 times the sum of each column of codes is taken off again.
-#include "common.h"
+#include "tiles.h"
 
 #include <cmath>
 
 namespace {
-
-constexpr int PW = 48, NV = 3, MR = 8, ROWS = 96;  // columns of a panel, in vectors; rows of a tile and of a task
-constexpr int64_t GROUP_BYTES = 4 << 20;           // packed weights that exist at one time
-
-struct Part {  // an operand A by rows, read in words
-    const char* at;
-    int64_t stride, words;
-};
-
-// One tile of [first | second] · panel → bf16.  In int8, `first` has words of 4 codes, scaled when its sums are whole.
-struct Int8 {
-    const float *row_scale, *column_scale;
-    const int *offset;
-};
-template <int R, bool QUANT>
-void tile(Part first_part, Part second, const uint32_t* panel, const Int8* q, int64_t row, int64_t column, bf16* out,
-          int64_t stride, int64_t columns) {
-    __m512 sum[R][NV];
-    if constexpr (QUANT) {
-        __m512i whole[R][NV];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int j = 0; j < NV; ++j) whole[r][j] = _mm512_setzero_si512();
-        multiply<Int8Dot, R, NV>(whole, first_part.at, first_part.stride, 4, panel, first_part.words);
-#pragma GCC unroll 8
-        for (int j = 0; j < NV; ++j) {
-            const __m512i offset = _mm512_loadu_si512(q->offset + column + 16 * j);
-            const __m512 scale = _mm512_loadu_ps(q->column_scale + column + 16 * j);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-                sum[r][j] = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(whole[r][j], offset)),
-                                                        _mm512_set1_ps(q->row_scale[row + r])), scale);
-        }
-    } else {
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int j = 0; j < NV; ++j) sum[r][j] = _mm512_setzero_ps();
-        multiply<Bf16Dot, R, NV>(sum, first_part.at, first_part.stride, 4, panel, first_part.words);
-    }
-    multiply<Bf16Dot, R, NV>(sum, second.at, second.stride, 4, panel + first_part.words * PW, second.words);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int j = 0; j < NV; ++j) store_bf16(out + r * stride + 16 * j, sum[r][j], first(columns - 16 * j));
-}
-using Tile = void (*)(Part, Part, const uint32_t*, const Int8*, int64_t, int64_t, bf16*, int64_t, int64_t);
-#define TILES(Q) {nullptr, tile<1, Q>, tile<2, Q>, tile<3, Q>, tile<4, Q>, tile<5, Q>, tile<6, Q>, tile<7, Q>, tile<8, Q>}
-constexpr Tile BF16_TILES[9] = TILES(false), INT8_TILES[9] = TILES(true);
 
 char* shared_memory(int64_t bytes) {
     static thread_local Scratch memory;  // of the thread that calls; the team only reads and fills it
@@ -74,20 +24,6 @@ char* shared_memory(int64_t bytes) {
 uint32_t* own_memory(int64_t bytes) {
     static thread_local Scratch memory;
     return static_cast<uint32_t*>(memory.get(bytes));
-}
-
-// Panels [from, to) of [first | second] times B → out [M, columns]; called by every thread of a team.
-void panels(const Part& a, const Part& b, const uint32_t* packed, int64_t from, int64_t to, int64_t rows,
-            const Int8* q, bf16* out, int64_t columns) {
-    const Tile* tiles = q ? INT8_TILES : BF16_TILES;
-    const int64_t words = a.words + b.words;
-#pragma omp for schedule(dynamic)
-    for (int64_t block = 0; block < rows; block += ROWS)
-        for (int64_t p = from; p < to; ++p)
-            for (int64_t r = block; r < min64(rows, block + ROWS); r += MR)
-                tiles[min64(MR, rows - r)]({a.at + r * a.stride, a.stride, a.words}, {b.at + r * b.stride, b.stride, b.words},
-                                           packed + (p - from) * words * PW, q, r, p * PW, out + r * columns + p * PW,
-                                           columns, columns - p * PW);
 }
 
 template <int R, int V>
@@ -205,18 +141,6 @@ struct Sizes {
     explicit Sizes(const int64_t* n) : M(n[0]), N(n[1]), K(n[2]), R(n[3]), E(up(n[3], 2)) {}
 };
 
-struct Carve {  // pieces of one allocation
-    char* at;
-    template <class T>
-    T* take(int64_t count) {
-        T* piece = reinterpret_cast<T*>(at);
-        at += up(count * (int64_t)sizeof(T), 64);
-        return piece;
-    }
-};
-
-int64_t group_of(int64_t words) { return max64(1, GROUP_BYTES / (words * PW * 4)); }
-
 }  // namespace
 
 // x [M, K], w [N, K] bf16 (K even); a [R, K], b [N, R] fp32 → y [M, N], h [M, E] bf16.  R may be 0.
@@ -250,7 +174,7 @@ EXPORT void lumen_lora_forward(const bf16* x, const bf16* w, const float* a, con
                 pack_rows((const char*)(w + p * PW * s.K), 2 * s.K, s.N - p * PW, s.K / 2, PW, out);
                 if (s.E) pack_rows((const char*)(b16 + p * PW * s.E), 2 * s.E, s.N - p * PW, s.E / 2, PW, out + s.K / 2 * PW);
             }
-            panels({(const char*)x, 2 * s.K, s.K / 2}, {(const char*)h, 2 * s.E, s.E / 2}, packed, g, to, s.M, nullptr, y,
+            panels({(const char*)x, 2 * s.K, s.K / 2}, {(const char*)h, 2 * s.E, s.E / 2}, packed, g, to, s.M, nullptr, y, s.N,
                    s.N);
         }
     }
@@ -302,7 +226,8 @@ EXPORT void lumen_lora_backward(const bf16* dy, const bf16* x, const bf16* h, co
             }
             const Part left = quant ? Part{(const char*)quantised, code_stride, first_words}
                                     : Part{(const char*)dy, 2 * s.N, first_words};
-            panels(left, {(const char*)dh, 2 * s.E, s.E / 2}, packed, g, to, s.M, quant ? &q : nullptr, dx, s.K);
+            panels(left, {(const char*)dh, 2 * s.E, s.E / 2}, packed, g, to, s.M, quant ? &q : nullptr, dx, s.K,
+                   s.K);
         }
         if (s.R) {
             interleave(h, s.M, s.E, pairs_h);
