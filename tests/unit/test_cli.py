@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from lumen.cli import main as command
 from lumen.cli.arguments import split
 from lumen.core import LumenError
+
+SRC = Path(__file__).resolve().parents[2] / "src"
 
 
 @pytest.fixture
@@ -90,3 +94,14 @@ def test_split_takes_a_command_line_apart() -> None:
     assert split(["x", "-h"]).help
     with pytest.raises(LumenError, match=r"`two\.yaml` is not understood"):
         split(["one.yaml", "two.yaml"])
+
+
+def test_the_terminal_stays_quiet_about_installed_bystanders() -> None:
+    """transformers imports torchao and PEFT bitsandbytes where they are installed; their warnings say nothing useful.
+
+    Without `quiet_bystanders()` this fails wherever the two are installed (the dev extra has both).
+    """
+    code = "from lumen.cli.main import run; run(['train', 'no-such-file.yaml']); import transformers, peft"
+    done = subprocess.run([sys.executable, "-c", code], check=True, cwd=SRC, capture_output=True, text=True)
+    assert "Failed to load" not in done.stderr and "_pytree" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 4  # our own error: what, where, fix

@@ -77,7 +77,9 @@ def run(argv: Sequence[str]) -> int:
         print(f"there is no verb `{verb}`; {hint}", file=sys.stderr)
         return 2
     from lumen.core.errors import LumenError
+    from lumen.core.log import quiet_bystanders
 
+    quiet_bystanders()
     try:
         return import_module(f"lumen.cli.{verb}").main(rest) or 0
     except LumenError as error:

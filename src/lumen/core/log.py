@@ -41,6 +41,16 @@ def notes() -> list[str]:
     return list(_noted)
 
 
+def quiet_bystanders() -> None:
+    """Silence what transformers and PEFT import because it is installed, though nothing here asked for it.
+
+    torchao and bitsandbytes warn at import of GPU libraries they cannot load and of kernels they would fetch; on a
+    machine without NVIDIA that is six lines before the first of ours.  Their errors stay.  For the command line only.
+    """
+    for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def forget_notes() -> None:
     """Start an empty list of notes (a new run in the same process)."""
     _noted.clear()
