@@ -62,6 +62,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "full mxfp4": {"finetuning_type": "full", "bf16": True, "learning_rate": 1e-3, "quant": {"recipe": "mxfp4"}},
     "lora fp8-delayed": {"bf16": True, "quant": {"recipe": "fp8-delayed"}},
     "full fp8-delayed": {"finetuning_type": "full", "learning_rate": 1e-3, "quant": {"recipe": "fp8-delayed"}},
+    "lora int8-smooth": {"bf16": True, "quant": {"recipe": "int8-smooth"}},
     "packed": {"packing": True, "cutoff_len": 96, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 3},
     "full bf16": {"finetuning_type": "full", "bf16": True, "learning_rate": 1e-3},
     "full pure_bf16": {"finetuning_type": "full", "pure_bf16": True, "learning_rate": 1e-3},

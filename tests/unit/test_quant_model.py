@@ -99,7 +99,7 @@ def test_no_linear_layer_is_an_error_and_nothing_changes_on_error() -> None:
         {"weight": "int8:nope"},
         {"nonsense": 1},
         {"grad_output": "nf4+sr"},
-        "int8-smooth",
+        {"recipe": "int8", "smooth": {"alpha": 0.5}},
     ):
         with pytest.raises(QuantError):
             quantize(model, bad)

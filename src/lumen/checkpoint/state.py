@@ -4,7 +4,7 @@
     trainable.safetensors   trainable parameters by their names in the model (those without an fp32 master)
     optimizer.safetensors   exp_avg/NAME, exp_avg_sq/NAME, master/NAME
     rng.safetensors         random generators
-    scaling.safetensors     amax histories of delayed scales, where the model has any
+    scaling.safetensors     amax histories of delayed scales, smoothing factors, where the model has any
     adapter_* or model.*    the same weights in the layout that PEFT and transformers load
 
 The weights lie twice where that is cheap (LoRA) because the two readers ask for different things: resuming wants every
@@ -29,9 +29,11 @@ from lumen.core.errors import CheckpointError
 from lumen.core.files import atomic_write_json
 from lumen.optim import NamedOptimizer
 from lumen.quant.scaling import histories, load_histories
+from lumen.quant.smooth import smoothings
 
 STATE_FILE = "trainer_state.json"
 STATE_VERSION = 1
+SCALING_FILE = "scaling.safetensors"
 
 
 @dataclass
@@ -76,8 +78,8 @@ def save_state(directory: Path, state: TrainState, model: nn.Module, optimizer: 
     _save_tensors(directory / "trainable.safetensors", trainable)
     _save_tensors(directory / "optimizer.safetensors", optimizer_state)
     _save_tensors(directory / "rng.safetensors", rng_state())
-    if seen := histories(model):
-        _save_tensors(directory / "scaling.safetensors", seen)
+    if seen := {**histories(model), **smoothings(model)}:
+        _save_tensors(directory / SCALING_FILE, seen)
     atomic_write_json(directory / STATE_FILE, asdict(state))
 
 
@@ -126,8 +128,8 @@ def restore_weights(directory: Path, model: nn.Module) -> None:
             where=str(directory),
             fix="resume with the same finetuning_type, lora_target and freeze settings, or set overwrite_output_dir",
         )
-    if (directory / "scaling.safetensors").is_file():
-        load_histories(model, load_file(directory / "scaling.safetensors"))
+    if (directory / SCALING_FILE).is_file():
+        load_histories(model, load_file(directory / SCALING_FILE))
     with torch.no_grad():
         for name, value in saved.items():
             if value.shape != trainable[name].shape:

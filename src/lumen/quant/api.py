@@ -9,7 +9,7 @@ inside any training loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from lumen.quant.modules import Found, linear_layers, plain_name
 from lumen.quant.plan import LayerPlan, plan_layer
 from lumen.quant.policy import GEMMS, Policy
 from lumen.quant.report import Report, report
+from lumen.quant.smooth import calibrate, waiting
 from lumen.quant.target import in_dialect, resolve
 
 Recipe = str | Policy | QuantSection | QuantConfig | Mapping[str, Any]
@@ -56,6 +57,7 @@ def quantize(
     frozen: bool | Callable[[str], bool] | None = None,
     target: str | None = None,
     seed: int = 0,
+    calibration: Iterable[Mapping[str, Any]] | None = None,
 ) -> Report:
     """Quantise a model's linear layers in place.
 
@@ -65,6 +67,8 @@ def quantize(
     target: the chip whose numbers are computed (FP8's dialect) and which the report is for: `gfx942`, `MI300X`, `cpu`;
             default: the one the weights are on.
     seed:   of stochastic rounding.
+    calibration: keyword arguments of the model's forward, batch by batch, on which `+smooth` is measured.  Without it
+            each such layer measures its first input and stays in high precision until then.
 
     Before anything is changed it raises QuantError (unknown recipe, format not built, rule without a module, model
     quantised already) and HardwareError (unknown target).
@@ -79,6 +83,10 @@ def quantize(
         )
     exchange(model, plan_model(model, policy, frozen, target=target))
     start_layers(model, seed)
+    if calibration is not None:
+        if not waiting(model):
+            raise QuantError(f"recipe {policy.name!r} has nothing to calibrate", fix="leave calibration out")
+        calibrate(model, calibration)
     return report(model, policy.name, target)
 
 

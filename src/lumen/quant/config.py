@@ -6,7 +6,7 @@ from typing import Literal
 
 from lumen.core import Config, QuantError
 from lumen.quant import recipes
-from lumen.quant.policy import GEMMS, Policy, PolicyBuilder
+from lumen.quant.policy import GEMMS, Policy, PolicyBuilder, Smoothing
 from lumen.quant.scaling import Delayed
 
 Gemm = Literal["forward", "dgrad", "wgrad"]
@@ -50,6 +50,19 @@ class DelayedSection(Config):
     """Whether entries are the maximum over all ranks (one all-reduce per step). Default: false."""
 
 
+class SmoothSection(Config):
+    """`quant.smooth:` how `+smooth` is calibrated."""
+
+    alpha: float = 0.7
+    """Share of the outliers that the weight takes over, 0 to 1. Default: 0.7."""
+
+    target_db: float = 30.0
+    """Output SQNR in dB below which a layer is cut into groups along K. Default: 30."""
+
+    batches: int = 4
+    """Micro-batches of the training data to calibrate on. Default: 4."""
+
+
 class QuantSection(Config):
     """`quant:`"""
 
@@ -73,6 +86,9 @@ class QuantSection(Config):
 
     delayed: DelayedSection = DelayedSection()
     """History of delayed scales."""
+
+    smooth: SmoothSection = SmoothSection()
+    """Calibration of smoothing."""
 
     rules: list[QuantRule] = []
     """Rules before the recipe's own. Default: none."""
@@ -99,13 +115,18 @@ class QuantSection(Config):
         builder.add(own)
         builder.rules += base.rules
         name = self.recipe if len(builder.rules) == len(base.rules) else f"{self.recipe} with rules"
-        policy = builder.build(name, Delayed(**self.delayed.model_dump()))
-        if policy.delayed != Delayed() and not any(spec.scaling == "delayed" for spec in policy.specs()):
-            raise QuantError(
-                "no role of this policy has delayed scales, so these settings would do nothing",
-                where="quant.delayed",
-                fix="use recipe: fp8-delayed, or a spec with +delayed",
-            )
+        delayed, smoothing = Delayed(**self.delayed.model_dump()), Smoothing(**self.smooth.model_dump())
+        policy = builder.build(name, delayed, smoothing)
+        for section, changed, used, example in (
+            ("delayed", delayed != Delayed(), {s.scaling for s in policy.specs()}, "fp8-delayed"),
+            ("smooth", smoothing != Smoothing(), {s.transform for s in policy.specs()}, "int8-smooth"),
+        ):
+            if changed and section not in used:
+                raise QuantError(
+                    f"no role of this policy is +{section}, so these settings would do nothing",
+                    where=f"quant.{section}",
+                    fix=f"use recipe: {example}, or a spec with +{section}",
+                )
         return policy
 
 

@@ -80,7 +80,8 @@ def through(
 def weight_codes(weight: torch.Tensor, plan: LayerPlan, live: Live = NOTHING) -> tuple[Codes, Codes]:
     """A master [N, K] in the codes of forward and of dgrad; an empty tuple where a GEMM takes no codes of its own."""
     forward, dgrad = plan.forward.right, plan.dgrad.right
-    first = encode_operand(weight, forward, 1, "weight", live) if forward else ()
+    folded = weight if live.smooth is None else weight.float() * live.smooth
+    first = encode_operand(folded, forward, 1, "weight", live) if forward else ()
     if dgrad is None or shares_codes(plan) or plan.fresh:
         return first, ()
     return first, encode_operand(weight, dgrad, 0, "weight", live)
@@ -119,17 +120,43 @@ def forward_gemm(
 
     shape: (N, K), since packed codes do not show it.
     """
-    gemm = plan.forward
+    gemm, dtype = plan.forward, x.dtype
+    if live.smooth is not None:
+        x = x.float() / live.smooth
+        weight = None if weight is None else weight.float() * live.smooth
+    if size := plan.groups("forward"):
+        assert gemm.left is not None
+        return _grouped_forward(encode_operand(x, gemm.left, 1, "input", live), codes, size, dtype)
     if gemm.how == "int8":
         assert gemm.left is not None
         qx, sx = encode_operand(x, gemm.left, 1, "input", live)
-        return int8_matmul(qx, codes[0].t(), sx, codes[1].t() if codes[1].ndim else codes[1], x.dtype)
+        return int8_matmul(qx, codes[0].t(), sx, codes[1].t() if codes[1].ndim else codes[1], dtype)
     if gemm.right is not None:
-        dense = decode_operand(codes, gemm.right, shape, 1, x.dtype)
+        dense = decode_operand(codes, gemm.right, shape, 1, dtype)
     else:
         assert weight is not None
-        dense = weight.to(x.dtype)
-    return through(x, gemm.left, 1, x.dtype, "input", live) @ dense.t()
+        dense = weight.to(dtype)
+    return through(x, gemm.left, 1, dtype, "input", live) @ dense.t()
+
+
+def _grouped_forward(x: Codes, weight: Codes, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Σ over the groups g of K: (sx[m, g] · sw[n, g]) · the integer product over g; summed in fp32."""
+    (qx, sx), (qw, sw) = x, weight
+    out = torch.zeros(qx.shape[0], qw.shape[0], dtype=torch.float32, device=qx.device)
+    for g, start in enumerate(range(0, qx.shape[1], size)):
+        part = slice(start, start + size)
+        out += int8_matmul(qx[:, part], qw[:, part].t(), sx[:, g : g + 1], sw[:, g : g + 1].t(), torch.float32)
+    return out.to(dtype)
+
+
+def _grouped_dgrad(dy: torch.Tensor, codes: Codes, left: QuantSpec, size: int, live: Live) -> torch.Tensor:
+    """dx group by group of K, with the group's scales of n folded into dy, as for one scale per row."""
+    qw, sw = codes
+    parts = []
+    for g, start in enumerate(range(0, qw.shape[1], size)):
+        qy, sy = encode_operand(dy * sw[:, g], left, 1, "grad_output", live)
+        parts.append(int8_matmul(qy, qw[:, start : start + size], sy, None, dy.dtype))
+    return torch.cat(parts, 1)
 
 
 def dgrad_gemm(
@@ -144,7 +171,20 @@ def dgrad_gemm(
 
     `codes` are dgrad's own, or forward's where they are shared or where the operand is made from them.
     """
+    shared = shares_codes(plan)
+    dx = _dgrad(dy, weight, codes, plan, shape, live)
+    if live.smooth is not None and (shared or (plan.fresh and plan.stores_codes)):  # made from the codes of W·s
+        dx = (dx.float() / live.smooth).to(dy.dtype)
+    return dx
+
+
+def _dgrad(
+    dy: torch.Tensor, weight: torch.Tensor | None, codes: Codes, plan: LayerPlan, shape: tuple[int, int], live: Live
+) -> torch.Tensor:
     gemm, shared = plan.dgrad, shares_codes(plan)
+    if (size := plan.groups("dgrad")) and shared:
+        assert gemm.left is not None
+        return _grouped_dgrad(dy, codes, gemm.left, size, live)
     if plan.fresh:
         assert gemm.right is not None
         if codes:

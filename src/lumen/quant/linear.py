@@ -33,6 +33,7 @@ from lumen.quant import gemm, scaling, stored
 from lumen.quant.gemm import Codes
 from lumen.quant.live import Clock, Live, noise_keys
 from lumen.quant.plan import LayerPlan
+from lumen.quant.smooth import Observer
 
 _optimizer_steps = 0
 
@@ -126,6 +127,8 @@ class QuantLinear(nn.Linear):
     """
 
     plan: LayerPlan
+    smooth: torch.Tensor
+    smooth_group: torch.Tensor
 
     def __init__(self, in_features: int, out_features: int, plan: LayerPlan, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)  # nn.Linear's would register a weight over the property
@@ -133,6 +136,8 @@ class QuantLinear(nn.Linear):
         self.plan, self.compute_dtype = plan, dtype
         self.clock: Clock | None = None
         self.calibrating = False
+        self.pending: LayerPlan | None = None
+        self.observer: Observer | None = None
         self._cache: tuple[Any, tuple[Codes, Codes]] | None = None
         self._is_sharded = False  # seen as FSDP2's DTensor
         self._was_trainable = False
@@ -145,7 +150,13 @@ class QuantLinear(nn.Linear):
         codes never had one.
         """
         layer = cls(linear.in_features, linear.out_features, plan, linear.weight.dtype)
-        if not plan.stores_codes:
+        if plan.waits:  # in high precision until its inputs are known
+            if isinstance(weight, tuple):
+                raise QuantError(f"codes cannot become {plan.forward.right}", fix="load the original weights")
+            layer.pending, layer.plan = plan, plan.high_precision()
+            own = linear._parameters["weight"]
+            layer._parameters["weight"] = own if weight is None else nn.Parameter(weight, requires_grad=False)
+        elif not plan.stores_codes:
             layer._parameters["weight"] = linear._parameters["weight"]
         elif isinstance(weight, tuple):
             assert layer.spec is not None
@@ -164,15 +175,43 @@ class QuantLinear(nn.Linear):
 
         name: of the layer in the bare model.  clock: the model's.
         """
-        device = self._master().device
-        if self.plan.stochastic:
+        device, plan = self._master().device, self.pending or self.plan
+        if plan.stochastic:
             self.clock = clock
             self.register_buffer("noise_keys", noise_keys(name).to(device), persistent=False)
-        if self.plan.tracked:
-            roles, length = len(scaling.HISTORY_ROLES), self.plan.delayed.history
+        if plan.tracked:
+            roles, length = len(scaling.HISTORY_ROLES), plan.delayed.history
             self.register_buffer("amax_history", torch.zeros(roles, length, device=device))
             self.register_buffer("amax_now", torch.zeros(roles, device=device))
             scaling.track(self)
+
+    @torch.no_grad()
+    def settle(self, smooth: torch.Tensor, group: int) -> None:
+        """Take the smoothing factors [K] and the size of groups along K (0: none), and quantise with them."""
+        assert self.pending is not None
+        dense = self._master()
+        self.plan, self.pending = self.pending.settled(group), None
+        self.register_buffer("smooth", smooth.to(dense.device, torch.float32, copy=True))
+        self.register_buffer("smooth_group", torch.tensor(group, dtype=torch.int64, device=dense.device))
+        if self.plan.stores_codes:
+            self._store(dense.detach())
+        self._cache = None
+
+    def _calibrate(self, x: torch.Tensor) -> None:
+        """Before the first pass: look on, or measure on this very input where nobody calibrates."""
+        if self.observer is not None:
+            self.observer.see(x)
+            return
+        if torch.compiler.is_compiling():
+            raise QuantError(
+                "smoothing is not calibrated, and a compiled layer cannot calibrate itself",
+                fix="quantize(model, recipe, calibration=batches), or run one batch before compiling",
+            )
+        if x.shape[0]:
+            first = Observer()
+            first.see(x)
+            assert self.pending is not None
+            self.settle(*first.measure(self._master(), self.pending))
 
     def to_linear(self, *, adapted: bool = False) -> nn.Linear:
         """The nn.Linear again: the same master, or the dequantised codes, requiring a gradient as before quantising.
@@ -220,7 +259,18 @@ class QuantLinear(nn.Linear):
     def _store(self, weight: torch.Tensor) -> None:
         """Take over a dense weight [N, K] as codes."""
         assert self.spec is not None
-        stored.put(self, "weight", gemm.encode_operand(weight, self.spec, 1), self.spec)
+        stored.put(self, "weight", self._encode(weight, self.spec), self.spec)
+
+    def _encode(self, weight: torch.Tensor, spec: QuantSpec) -> Codes:
+        """A dense weight [N, K] in the codes that are stored: those of W·s where the layer is smoothed."""
+        return gemm.encode_operand(weight.float() * self.smooth if self.plan.smoothed else weight, spec, 1)
+
+    def _decode(self, parts: Codes, spec: QuantSpec, dtype: torch.dtype) -> torch.Tensor:
+        """The inverse."""
+        shape = (self.out_features, self.in_features)
+        if not self.plan.smoothed:
+            return gemm.decode_operand(parts, spec, shape, 1, dtype)
+        return (gemm.decode_operand(parts, spec, shape, 1, torch.float32) / self.smooth).to(dtype)
 
     def _stored(self) -> Codes:
         assert self.spec is not None
@@ -228,8 +278,7 @@ class QuantLinear(nn.Linear):
 
     def _dequantize(self) -> torch.Tensor:
         assert self.spec is not None
-        shape = (self.out_features, self.in_features)
-        return gemm.decode_operand(self._stored(), self.spec, shape, 1, self.compute_dtype)
+        return self._decode(self._stored(), self.spec, self.compute_dtype)
 
     def _live(self) -> tuple[torch.Tensor, ...]:
         """What the operands' codes depend on in this forward pass, in the order of `Live`; plan.num_live tensors."""
@@ -237,6 +286,8 @@ class QuantLinear(nn.Linear):
         if self.clock is not None:
             # evaluation takes no number from torch's generator: a resumed run may not repeat it
             live = (self.clock.now() if self.training else self.clock.counter, self.get_buffer("noise_keys"))
+        if self.plan.smoothed:
+            live = (*live, self.get_buffer("smooth"))
         if self.plan.tracked:
             live = (*live, self.get_buffer("amax_history"), self.get_buffer("amax_now"))
         return live
@@ -264,6 +315,8 @@ class QuantLinear(nn.Linear):
         x = input
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
+        if self.pending is not None:
+            self._calibrate(x.reshape(-1, self.in_features))
         master = None if self.plan.stores_codes else self._master()
         wgrad = master is not None and master.requires_grad and not self.plan.frozen
         live = self._live()
@@ -304,6 +357,13 @@ class QuantLinear(nn.Linear):
         """
         self._cache = None
         state_dict = dict(state_dict)
+        if prefix + "smooth" in state_dict:
+            if self.pending is not None:  # the file's factors, instead of calibrating
+                self.settle(state_dict[prefix + "smooth"], int(state_dict[prefix + "smooth_group"]))
+            elif self.plan.smoothed:
+                self._same_groups(state_dict, prefix)
+        elif self.plan.smoothed:
+            state_dict |= {f"{prefix}{name}": self.get_buffer(name) for name in ("smooth", "smooth_group")}
         spec, shape = self.plan.forward.right, (self.out_features, self.in_features)
         stored.load_keys(
             state_dict,
@@ -312,13 +372,24 @@ class QuantLinear(nn.Linear):
             spec,
             codes=self.plan.stores_codes,
             shape=shape,
-            encode=lambda dense: gemm.encode_operand(dense.to(self._master().device), spec, 1) if spec else (),
-            decode=lambda s: gemm.decode_operand(s.parts, s.spec, shape, 1, torch.float32),
+            encode=lambda dense: self._encode(dense.to(self._master().device), spec) if spec else (),
+            decode=lambda s: self._decode(s.parts, s.spec, torch.float32),
         )
         for name in scaling.BUFFERS if self.plan.tracked else ():  # a dense state dict has none: keep ours
             own = self.get_buffer(name)
             state_dict[prefix + name] = scaling.fitted(state_dict.get(prefix + name, own), own)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _same_groups(self, state_dict: dict[str, Any], prefix: str) -> None:
+        """Raise QuantError where the file was calibrated to other groups; take over its factors otherwise."""
+        if int(state_dict[prefix + "smooth_group"]) != int(self.smooth_group):
+            raise QuantError(
+                f"the file's weight is in groups of {int(state_dict[prefix + 'smooth_group'])} along K, "
+                f"this layer's in groups of {int(self.smooth_group)} (0: none)",
+                where=prefix + "weight",
+                fix="load into a model that has not been calibrated yet",
+            )
+        self.smooth.copy_(state_dict[prefix + "smooth"])
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy's histories end their steps with an optimizer's too."""

@@ -23,7 +23,7 @@ from torch import nn
 from lumen.core.random import hash_name
 from lumen.formats import Noise, QuantSpec
 from lumen.quant.plan import LayerPlan
-from lumen.quant.scaling import Delayed, held_scale
+from lumen.quant.scaling import DEFAULT, Delayed, held_scale
 
 NOISE_ROLES = ("weight", "input", "grad_output", "saved_input")
 
@@ -88,21 +88,26 @@ def set_step(model: nn.Module, step: int, micro_step: int = 0) -> None:
 
 
 class Live(NamedTuple):
-    """counter: int64 [4], of `Clock`.  keys: int64 [4], of `noise_keys`.  history: fp32 [3, H], now: fp32 [3], of
-    quant.scaling; now is None where nothing is to be collected.  None where the layer's plan needs none."""
+    """None where the layer's plan needs none.
+
+    counter: int64 [4], of `Clock`.  keys: int64 [4], of `noise_keys`.  history: fp32 [3, H], now: fp32 [3], of
+    quant.scaling; now is None where nothing is to be collected.  smooth: fp32 [K], of quant.smooth.
+    """
 
     counter: torch.Tensor | None = None
     keys: torch.Tensor | None = None
     history: torch.Tensor | None = None
     now: torch.Tensor | None = None
-    delayed: Delayed = Delayed()
+    smooth: torch.Tensor | None = None
+    delayed: Delayed = DEFAULT
 
     @classmethod
     def of(cls, plan: LayerPlan, tensors: Sequence[torch.Tensor], collect: bool) -> Live:
-        """From the plan.num_live tensors of a layer, random numbers first."""
+        """From the plan.num_live tensors of a layer: random numbers, smoothing factors, histories."""
         noise = tensors[:2] if plan.stochastic else (None, None)
         history, now = tensors[-2:] if plan.tracked else (None, None)
-        return cls(noise[0], noise[1], history, now if collect else None, plan.delayed)
+        smooth = tensors[2 * plan.stochastic] if plan.smoothed else None
+        return cls(noise[0], noise[1], history, now if collect else None, smooth, plan.delayed)
 
     def noise(self, role: str) -> Noise:
         """The draw for one operand.  A weight rounds alike on every rank and in every micro-step that shares it."""

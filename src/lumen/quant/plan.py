@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lumen.core import QuantError
-from lumen.formats import QuantSpec
-from lumen.quant.policy import GEMMS, OF_GEMM, Policy, require_operand
+from lumen.formats import Granularity, QuantSpec
+from lumen.quant.policy import GEMMS, OF_GEMM, SMOOTHING, Policy, Smoothing, require_operand
 from lumen.quant.scaling import DEFAULT, HISTORY_ROLES, Delayed
 
 _NATIVE_INT8 = ("row", "tensor")
@@ -35,6 +35,11 @@ def is_int8(spec: QuantSpec | None) -> bool:
     return spec is not None and spec.element == "int8" and spec.granularity.kind in _NATIVE_INT8
 
 
+def is_grouped_int8(spec: QuantSpec | None) -> bool:
+    """int8 with a scale per row and group of neighbours: a sum of integer products."""
+    return spec is not None and spec.element == "int8" and spec.granularity.kind in ("group", "block")
+
+
 @dataclass(frozen=True)
 class LayerPlan:
     """forward is (input, weight), dgrad (grad_output, weight), wgrad (grad_output, input).
@@ -48,6 +53,56 @@ class LayerPlan:
     saved_input: QuantSpec | None
     frozen: bool
     delayed: Delayed = DEFAULT
+    smoothing: Smoothing = SMOOTHING
+    smoothed: bool = False
+    """Whether the layer has its smoothing factors; its specs then say no more `+smooth`."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether smoothing factors must be measured before this plan can run."""
+        specs = (self.forward.left, self.forward.right)
+        return any(spec is not None and spec.transform == "smooth" for spec in specs)
+
+    def high_precision(self) -> LayerPlan:
+        """What runs while the factors are measured."""
+        none = GemmPlan(None, None)
+        return replace(self, forward=none, dgrad=none, wgrad=none, saved_input=None)
+
+    def settled(self, group: int) -> LayerPlan:
+        """The plan with factors: `+smooth` taken out of the specs, and forward in groups along K where that is asked.
+
+        A frozen weight keeps one code set, so dgrad takes the same.
+        """
+
+        def plain(spec: QuantSpec | None) -> QuantSpec | None:
+            return spec.with_(transform="none") if spec is not None and spec.transform == "smooth" else spec
+
+        def grouped(spec: QuantSpec | None) -> QuantSpec | None:
+            spec = plain(spec)
+            return spec.with_(granularity=Granularity("group", 1, group)) if spec is not None and group else spec
+
+        forward = GemmPlan(grouped(self.forward.left), grouped(self.forward.right))
+        same = self.frozen and self.dgrad.right == self.forward.right
+        dgrad = GemmPlan(plain(self.dgrad.left), forward.right if same else plain(self.dgrad.right))
+        wgrad = GemmPlan(plain(self.wgrad.left), plain(self.wgrad.right))
+        return replace(
+            self, forward=forward, dgrad=dgrad, wgrad=wgrad, saved_input=plain(self.saved_input), smoothed=True
+        )
+
+    def groups(self, gemm: str) -> int:
+        """Size of the groups along K of a product that is a sum of integer products; 0 where it is none.
+
+        forward: both operands in equal groups.  dgrad: a frozen weight's grouped codes times an int8 row operand.
+        """
+        product = self.gemm(gemm)
+        right = product.right
+        if right is None or not is_grouped_int8(right):
+            return 0
+        ok = product.left is not None and (
+            (gemm == "forward" and is_grouped_int8(product.left) and product.left.granularity == right.granularity)
+            or (gemm == "dgrad" and self.stores_codes and right == self.forward.right and is_int8(product.left))
+        )
+        return right.granularity.cols if ok else 0
 
     @property
     def stores_codes(self) -> bool:
@@ -83,7 +138,7 @@ class LayerPlan:
     @property
     def num_live(self) -> int:
         """Tensors of `quant.live.Live` that the layer needs."""
-        return 2 * self.stochastic + 2 * self.tracked
+        return 2 * self.stochastic + self.smoothed + 2 * self.tracked
 
     @property
     def tracked(self) -> bool:
@@ -118,7 +173,7 @@ def plan_layer(policy: Policy, name: str, *, frozen: bool, protected: bool) -> L
         left, right = (policy.spec(name, role, gemm, protected=protected) for role in OF_GEMM[gemm])
         gemms[gemm] = GemmPlan(left, right)
     saved = policy.spec(name, "saved_input", protected=protected)
-    plan = LayerPlan(gemms["forward"], gemms["dgrad"], gemms["wgrad"], saved, frozen, policy.delayed)
+    plan = LayerPlan(gemms["forward"], gemms["dgrad"], gemms["wgrad"], saved, frozen, policy.delayed, policy.smoothing)
     _check(plan, name)
     return plan
 
@@ -126,8 +181,15 @@ def plan_layer(policy: Policy, name: str, *, frozen: bool, protected: bool) -> L
 def _check(plan: LayerPlan, name: str) -> None:
     for spec in plan.used():
         require_operand(spec, name)
+    for other in (*_specs(plan.dgrad), *_specs(plan.wgrad), plan.saved_input):
+        if other is not None and other.transform == "smooth" and not plan.waits:
+            raise QuantError(f"{other} smooths nothing: only forward's operands are smoothed", where=name)
     for role in HISTORY_ROLES:
         if len(plan._scalings(role)) > 1:
             raise QuantError(
                 f"{role} is delayed in one product and static in another", where=name, fix="give the role one scaling"
             )
+
+
+def _specs(gemm: GemmPlan) -> tuple[QuantSpec | None, QuantSpec | None]:
+    return gemm.left, gemm.right

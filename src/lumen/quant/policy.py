@@ -71,12 +71,30 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Smoothing:
+    """alpha: share of the outliers that the weight takes over.  target_db: output SQNR below which a layer is cut into
+    groups along K.  batches: micro-batches that a run calibrates on."""
+
+    alpha: float = 0.7
+    target_db: float = 30.0
+    batches: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1 or self.batches < 1:
+            raise QuantError("alpha is between 0 and 1 and batches at least 1", where="quant.smooth")
+
+
+SMOOTHING = Smoothing()
+
+
+@dataclass(frozen=True)
 class Policy:
-    """Ordered rules; `name` is for reports, `delayed` sets up the histories of `+delayed` scales."""
+    """Ordered rules; `name` is for reports, `delayed` and `smoothing` set up `+delayed` and `+smooth`."""
 
     rules: tuple[Rule, ...] = ()
     name: str = "custom"
     delayed: Delayed = DEFAULT
+    smoothing: Smoothing = SMOOTHING
 
     def spec(self, module: str, role: str, gemm: str = "forward", *, protected: bool = False) -> QuantSpec | None:
         """The spec of one operand.  `protected` modules listen only to rules that name them."""
@@ -133,8 +151,8 @@ class PolicyBuilder:
                 self.rules.append(Rule(match, role, "*", spec, required))
         return self
 
-    def build(self, name: str = "custom", delayed: Delayed | None = None) -> Policy:
-        return Policy(tuple(self.rules), name, delayed or DEFAULT)
+    def build(self, name: str = "custom", delayed: Delayed = DEFAULT, smoothing: Smoothing = SMOOTHING) -> Policy:
+        return Policy(tuple(self.rules), name, delayed, smoothing)
 
 
 def parse_spec(text: Any, role: str = "") -> QuantSpec | None:
@@ -149,7 +167,7 @@ def parse_spec(text: Any, role: str = "") -> QuantSpec | None:
 
 def require_operand(spec: QuantSpec, where: str = "") -> None:
     """Raise QuantError where this version cannot use a spec for an operand of a GEMM."""
-    require_built(spec, where)
+    require_built(spec.with_(transform="none") if spec.transform == "smooth" else spec, where)
 
 
 def _of(names: Iterable[str]) -> str:

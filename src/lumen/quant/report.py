@@ -144,7 +144,7 @@ def _quantised(model: nn.Module) -> Iterable[tuple[str, QuantLinear]]:
 
 def layer_report(name: str, layer: QuantLinear, target: str) -> LayerReport:
     """One layer's settings on a chip."""
-    plan = layer.plan
+    plan = layer.pending or layer.plan
     numel = layer.in_features * layer.out_features
     parts = [layer._parameters["weight"], *(b for b in layer._buffers.values() if b is not None)]
     size = sum(p.nbytes for p in parts if p is not None)

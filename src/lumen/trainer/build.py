@@ -9,6 +9,7 @@ layer is a compiled one.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ from lumen.planner import MemoryEstimate, ModelShape, estimate, run_shape
 from lumen.quant.api import quantize
 from lumen.quant.linear import QuantLinear
 from lumen.quant.live import set_seed
+from lumen.quant.report import report
 from lumen.quant.stream import Stream
+from lumen.trainer.calibrate import calibrate
 from lumen.trainer.config import RunConfig
 from lumen.trainer.plan import total_steps
 from lumen.trainer.run import Run
@@ -55,8 +58,11 @@ def compute_dtype(config: RunConfig) -> torch.dtype:
     return torch.float16 if config.fp16 else torch.float32
 
 
-def build(config: RunConfig) -> Run:
-    """Everything a training needs.  Raises LumenError with place and remedy for whatever does not fit."""
+def build(config: RunConfig, checkpoint: Path | None = None) -> Run:
+    """Everything a training needs.
+
+    checkpoint: what the run will go on from.  Raises LumenError with place and remedy for whatever does not fit.
+    """
     seed_everything(config.seed)
     native.switch(config.native_kernels == "auto")
     loaded = load_model(config, dtype=compute_dtype(config), device=config.device, stream=stream_of(config))
@@ -75,13 +81,15 @@ def build(config: RunConfig) -> Run:
     elif config.quant != type(config.quant)():
         facts["quant"] = quantize(loaded.model, config.quant)
     set_seed(loaded.model, config.seed)
+    train_loader, eval_loader = loaders(config, datasets, loaded.tokenizer)
+    if calibrate(loaded.model, config, train_loader, loaded.device, checkpoint):
+        facts["quant"] = report(loaded.model, facts["quant"].recipe, facts["quant"].target)
     model = adapt(loaded, config, seed=config.seed)
     if config.pure_bf16:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.bfloat16)
     head_plan(model)  # its numeric check runs before layers are compiled, for its own small shape
-    train_loader, eval_loader = loaders(config, datasets, loaded.tokenizer)
     facts["checkpointing"] = apply_checkpointing(
         model, config, lambda: memory_of(config, loaded.model, train_loader, checkpointing=False).parts["activations"]
     )

@@ -35,7 +35,7 @@ def run_training(config: RunConfig, *, resolved: str) -> RunResult:
     for name in store.sweep():
         say(f"removed {name}, left by an interrupted save")
     resume = find_resume(config, store)
-    run = build(config)
+    run = build(config, resume.directory if resume else None)
     if resume is None:
         clear_for_fresh_start(config, store)
     loop = Loop(run, store, resume)
