@@ -317,3 +317,23 @@ def test_a_compiled_layer_with_lora_is_one_graph(recipe: str) -> None:
     adapted(input_ids=torch.arange(2, 40)[None], use_cache=False).logits.float().square().mean().backward()
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int8-weight-only", "mxfp4", "fp8-delayed"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_evaluation_compiles_without_graph_breaks(recipe: str, frozen: bool) -> None:
+    """Nothing needs a gradient: an autograd function would break the graph and run eager, with warnings."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 32, bias=False))
+    quantize(model, recipe, frozen=frozen)
+    model.requires_grad_(False).eval()
+    x = torch.randn(5, 32)
+    want = model(x)
+    compiled = torch.compile(model, backend="aot_eager")
+    counters.clear()
+    torch.testing.assert_close(compiled(x), want, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x.clone().requires_grad_(True)), want, rtol=1e-5, atol=1e-5)
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] <= 2

@@ -13,8 +13,7 @@ parameter changes, which is seen by its identity, its version counter and the co
 (`.data` writes of an optimizer leave the version alone).  Never by address: addresses are reused.  Under FSDP2 they are
 not kept: gathering leaves the version alone too, and whole codes on every rank are what sharding is to avoid.
 
-What autograd keeps for backward: for dgrad the codes themselves (no copy); for wgrad, where there is one, the input, or
-its codes if `saved_input` has a spec.  Nothing in high precision is kept for a frozen weight.
+The three products and what autograd keeps for them are in quant.products.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from lumen.quant import gemm, scaling, stored
 from lumen.quant.gemm import Codes
 from lumen.quant.live import Clock, Live, noise_keys
 from lumen.quant.plan import LayerPlan
+from lumen.quant.products import multiply
 from lumen.quant.smooth import Observer
 
 _optimizer_steps = 0
@@ -61,62 +61,6 @@ class FrozenWeight(torch.Tensor):
             "this weight is frozen codes: what is written into its dequantised copy would be lost",
             fix="to merge an adapter use `lumen merge`, or call lumen.dequantize(model) first",
         )
-
-
-class _Products(torch.autograd.Function):
-    """forward, dgrad and wgrad of one layer on a 2-D input; which of them run in low precision is the plan's."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        plan: LayerPlan,
-        wgrad: bool,
-        out_features: int,
-        collect: bool,
-        *tensors: torch.Tensor,
-    ) -> torch.Tensor:
-        # The master, where there is one, then the codes, then what `_live` gave: an argument that is None would
-        # make Dynamo break the graph.
-        rest, extra = tensors[: len(tensors) - plan.num_live], tensors[len(tensors) - plan.num_live :]
-        live = Live.of(plan, extra, collect)
-        weight, codes = (None, rest) if plan.stores_codes else (rest[0], rest[1:])
-        count = gemm.num_codes(plan.forward.right)
-        forward = codes[:count]
-        from_forward = gemm.shares_codes(plan) or (plan.fresh and plan.stores_codes)
-        back = forward if from_forward else codes[count:]
-        saved: tuple[torch.Tensor, ...] = ()
-        if wgrad:
-            saved = gemm.encode_operand(x, plan.saved_input, 1, "saved_input", live) if plan.saved_input else (x,)
-        dense = () if back else (weight,)
-        # `amax_now` is written into by every pass, so it is no saved tensor
-        kept = extra[:-1] if plan.tracked else extra
-        ctx.save_for_backward(*kept, *saved, *dense, *back)
-        ctx.now, ctx.num_kept, ctx.collect = extra[-1:] if plan.tracked else (), len(kept), collect
-        ctx.plan, ctx.wgrad, ctx.num_saved, ctx.num_codes = plan, wgrad, len(saved), len(codes)
-        ctx.x_shape, ctx.weight_dtype = tuple(x.shape), None if weight is None else weight.dtype
-        ctx.has_dense = len(back) == 0
-        return gemm.forward_gemm(x, weight, forward, plan, (out_features, x.shape[1]), live)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (dy,) = grads
-        plan: LayerPlan = ctx.plan
-        kept = ctx.saved_tensors  # read once: checkpointing recomputes at each reading
-        live, kept = Live.of(plan, (*kept[: ctx.num_kept], *ctx.now), ctx.collect), kept[ctx.num_kept :]
-        saved, rest = kept[: ctx.num_saved], kept[ctx.num_saved :]
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            weight, back = (rest[0], ()) if ctx.has_dense else (None, rest)
-            dx = gemm.dgrad_gemm(dy, weight, back, plan, (dy.shape[1], ctx.x_shape[1]), live)
-        if ctx.wgrad:
-            if plan.saved_input is None:
-                x = saved[0]
-            else:
-                x = gemm.decode_operand(saved, plan.saved_input, ctx.x_shape, 1, dy.dtype)
-            dw = gemm.wgrad_gemm(dy, x, plan.wgrad, ctx.weight_dtype, live)
-        master = () if plan.stores_codes else (dw,)
-        return (dx, None, None, None, None, *master, *([None] * (ctx.num_codes + plan.num_live)))
 
 
 class QuantLinear(nn.Linear):
@@ -324,7 +268,7 @@ class QuantLinear(nn.Linear):
         first, second = self._codes(Live.of(self.plan, live, collect))
         flat = x.reshape(-1, self.in_features)
         tensors = (*first, *second, *live) if master is None else (master, *first, *second, *live)
-        y = _Products.apply(flat, self.plan, wgrad, self.out_features, collect, *tensors)
+        y = multiply(flat, self.plan, wgrad, self.out_features, collect, tensors)
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
