@@ -19,7 +19,7 @@ VERBS = {
     "eval": "held-out loss, perplexity, generations before and after",
     "compare": "put runs side by side: method, memory, speed, held-out loss",
     "merge": "merge an adapter into its base, and verify the result",
-    "export": "write a model out from a merge file",
+    "export": "write a model in an engine's format, and verify it",
     "quantize": "quantise a model",
     "serve": "serve a model over an OpenAI-compatible API",
     "ui": "the web interface",

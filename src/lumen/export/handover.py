@@ -10,6 +10,11 @@ def vllm(directory: Path) -> list[str]:
     return [f"vllm serve {directory}"]
 
 
+def vllm_adapter(base: str, directory: Path, name: str, max_rank: int) -> list[str]:
+    """vLLM with the adapter beside its base."""
+    return [f"vllm serve {base} --enable-lora --max-lora-rank {max_rank} --lora-modules {name}={directory}"]
+
+
 def llama_cpp(directory: Path, file: str) -> list[str]:
     """llama.cpp's server and command line; Ollama through the Modelfile."""
     name = file.removesuffix(".gguf").lower()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from typing import Any
 from lumen.core import ConfigError, say
 from lumen.core.files import atomic_directory, atomic_write_json
 from lumen.export import handover
+from lumen.export.adapter import export_adapter
 from lumen.export.calibrate import input_scales
 from lumen.export.compressed import SCHEMES, write_compressed
 from lumen.export.gguf_run import export_gguf
 from lumen.export.merge import check_directory, complete, merge
+from lumen.export.onnx import export_onnx
 from lumen.export.report import REPORT, ExportResult, empty, sizes, tensor_bytes
 from lumen.export.rows import calibration_rows
 from lumen.export.stage import stage
@@ -38,9 +40,7 @@ def export(config: Any, *, allow_unchanged: bool = False) -> ExportResult:
     """
     begin = time.monotonic()
     target = TARGETS[config.export_format]
-    writer = {"hf": _export_hf, "compressed": _export_compressed, "gguf": export_gguf}.get(target.kind)
-    if writer is None:
-        raise ConfigError(f"export_format {target.name} is not built yet", where="export_format")
+    writer = WRITERS[target.kind]
     config = complete(config)
     directory = Path(config.export_dir).expanduser()
     with _scratch(directory) as scratch:
@@ -153,3 +153,10 @@ def _need_compressed_tensors(config: Any) -> None:
             where="export_format",
             fix="pip install 'lumen-train[export]', or export without the check (export_verify: false)",
         )
+
+
+WRITERS: dict[str, Callable[[Any, Target, Path, Path, bool], ExportResult]] = {
+    "hf": _export_hf, "adapter": export_adapter, "compressed": _export_compressed, "gguf": export_gguf,
+    "onnx": export_onnx,
+}  # fmt: skip
+"""Kind of a target → its writer: (config, target, directory, scratch folder, allow_unchanged) → result."""
