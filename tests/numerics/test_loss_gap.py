@@ -122,6 +122,8 @@ def test_cells_of_another_base_do_not_count(tmp_path):
     again, _ = small_table(tmp_path, changed, "fp8 gradients")
     assert len(list(cells.outstanding(again, ["B"], chosen))) == 4 - 1 + 3 * 3 - 2  # operands unknown: three seeds
     assert table.row(again, "B", chosen[0]).ours is None
+    shown = cells.Results(tmp_path, None)  # --table shows what is stored, without the base
+    assert shown.get(cells.Cell("B", "fp8 gradients", "ours", 0, 16)) is not None
 
 
 def test_verdicts():

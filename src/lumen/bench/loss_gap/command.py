@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--limit", type=int, default=None, help="stop after so many cases that had to be run")
     parser.add_argument("--minutes", type=float, default=None, help="start no cell after so many minutes")
     parser.add_argument("--share", default="1/1", help="i/n: the i-th of n processes that share the table")
-    parser.add_argument("--table", action="store_true", help="only print the table of what is there")
+    parser.add_argument("--table", action="store_true", help="only print the table of what is there, on whatever base")
     parser.add_argument("--quiet", action="store_true", help="only run; print no table")
     parser.add_argument("--redo", action="store_true", help="measure the chosen cases again")
     options = parser.parse_args(argv)
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     from lumen.bench.loss_gap.cases import cases
 
     torch.set_num_threads(1)  # sums of one order: the same digits on every machine with this processor
-    if options.data is None:
+    if options.data is None and not options.table:
         raise ConfigError("where is the data?", where="--data", fix="a folder with alpaca_en_demo.json, wiki_demo.txt")
     ready, missing = cases()
     if options.case:
@@ -50,10 +50,10 @@ def main(argv: list[str]) -> int:
     for name in names:
         if name not in bases.SETTINGS:
             raise ConfigError(f"there is no base {name!r}", where="--base", fix="A, B")
-    cache = options.cache or _cache()
-    makers: dict[str, Callable[[], bases.Base]] = {
-        name: partial(bases.load_base, name, Path(options.data), cache) for name in names
-    }
+    makers: dict[str, Callable[[], bases.Base]] | None = None
+    if not options.table:
+        cache = options.cache or _cache()
+        makers = {name: partial(bases.load_base, name, Path(options.data), cache) for name in names}
     results = cells.Results(options.out, makers)
     if not options.table:
         if options.redo:

@@ -60,7 +60,7 @@ def row(results: Results, base: str, case: Case) -> Row:
         reference = results.get(Cell(base, BASELINE, BASELINE, seed, rows))
         for kind, pairs in kinds.items():
             found = results.get(Cell(base, case.name, kind, seed, rows))
-            if found is not None and reference is not None:
+            if found is not None and reference is not None and found["base"] == reference["base"]:
                 pairs.append((found, reference))
     made = Row(base, case.name, rows, seeds, len(kinds["ours"]))
     made.operands = results.get(Cell(base, case.name, "operands"))
