@@ -26,7 +26,7 @@ POSITION_KEYS = (
 FREE_KEYS = frozenset([
     "output_dir", "logging_dir", "logging_steps", "logging_strategy", "logging_first_step", "save_steps",
     "save_strategy", "save_total_limit", "save_only_model", "eval_steps", "eval_strategy", "eval_on_start",
-    "eval_delay", "report_to", "run_name", "plot_loss", "overwrite_output_dir", "resume_from_checkpoint",
+    "eval_delay", "report_to", "run_name", "plot_loss", "monitor", "overwrite_output_dir", "resume_from_checkpoint",
     "disable_tqdm", "log_level", "overwrite_cache", "preprocessing_num_workers", "dataloader_num_workers",
     "ddp_timeout", "do_train", "do_eval", "monitor", "include_num_input_tokens_seen",
 ])  # fmt: skip

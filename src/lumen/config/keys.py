@@ -24,7 +24,7 @@ RENAMED = {
 _ROWS: list[Key] = [
     # ---- Lumen's own sections that later versions have ------------------------------------------------------------
     *refuse(OWN, "this section is not built yet; its flat keys are (`lumen config keys`)",
-            memory=None, distributed=None, hygiene=None, monitor=None),
+            memory=None, distributed=None, hygiene=None),
     # ---- read as a field ------------------------------------------------------------------------------------------
     *acts(
         LF,

@@ -33,6 +33,10 @@ def main(argv: list[str]) -> int:
     gpus = torch_gpus(probe())
     say(step="torch", version=torch.__version__, gpus=[vars(gpu) for gpu in gpus], carried=torch.cuda.get_arch_list())
 
+    if pair is not None:
+        say(step="start", probe="collective")
+        say(step="collective", **pair.result())
+
     from lumen.doctor.numeric import PROBES, measure
 
     devices = [f"cuda:{index}" for index, gpu in enumerate(gpus) if gpu.trainable] or ["cpu"]
@@ -41,9 +45,6 @@ def main(argv: list[str]) -> int:
             if name in names:
                 say(step="start", probe=name, device=device)
                 say(step="measured", **measure(name, device))
-    if pair is not None:
-        say(step="start", probe="collective")
-        say(step="collective", **pair.result())
     say(step="end")
     return 0
 

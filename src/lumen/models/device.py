@@ -74,6 +74,14 @@ def choose_device(name: str = "auto") -> torch.device:
     return device
 
 
+def training_gpu(device: torch.device) -> Gpu | None:
+    """What is known of the GPU behind a torch device; None for the CPU."""
+    if device.type != "cuda":
+        return None
+    gpus = torch_gpus(probe())
+    return gpus[device.index or 0] if gpus else None
+
+
 def describe_device(device: torch.device) -> str:
     """`cpu`, or `cuda:0 (name of the GPU)`."""
     if device.type == "cuda":

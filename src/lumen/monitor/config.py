@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, model_validator
 
-from lumen.core import Config, Count, StrList
+from lumen.core import Config, Count, NonNegative, Positive, StrList
 
 
 def _reports(names: list[str]) -> list[str]:
@@ -16,6 +16,31 @@ def _reports(names: list[str]) -> list[str]:
             f"must be none or tensorboard; {unknown[0]} is not supported (metrics.jsonl is always written)"
         )
     return names
+
+
+class MonitorSection(Config):
+    """Watching the machine while it trains."""
+
+    max_temperature_c: NonNegative | None = None
+    """°C of the training device above which training rests between steps; 0: never. Default: null, 85 on a GPU, never
+    on the CPU."""
+
+    critical_temperature_c: Positive | None = None
+    """°C at which a checkpoint is saved and training pauses until the device is cool. Default: null,
+    max_temperature_c + 10."""
+
+    temperature_hysteresis_c: Positive = 5.0
+    """°C below max_temperature_c at which full speed returns. Default: 5."""
+
+    temperature_interval_s: Positive = 5.0
+    """Seconds between two readings of the temperature. Default: 5."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> MonitorSection:
+        maximum = 85.0 if self.max_temperature_c is None else self.max_temperature_c
+        if maximum and self.critical_temperature_c is not None and self.critical_temperature_c <= maximum:
+            raise ValueError(f"critical_temperature_c must be above max_temperature_c ({maximum:g})")
+        return self
 
 
 class MonitorConfig(Config):
@@ -41,3 +66,6 @@ class MonitorConfig(Config):
 
     disable_tqdm: bool | None = None
     """Switch the progress bar off. Default: null, off where standard error is no terminal."""
+
+    monitor: MonitorSection = MonitorSection()
+    """Temperature limits. Default: slower above 85 °C on a GPU."""

@@ -38,6 +38,13 @@ METRICS = (
     Metric("memory/process_bytes", "lumen_process_memory_bytes", "gauge", "resident memory of the process, bytes"),
     Metric("memory/process_peak_bytes", "lumen_process_peak_memory_bytes", "gauge", "its peak, bytes"),
     Metric("memory/gpu_bytes", "lumen_gpu_memory_used_bytes", "gauge", "GPU memory reserved by torch, bytes"),
+    Metric(
+        "thermal/temperature_celsius", "lumen_thermal_temperature_celsius", "gauge", "of the device that trains, °C"
+    ),
+    Metric("thermal/duty_ratio", "lumen_thermal_duty_ratio", "gauge", "share of time at work, 1 unless hot, 0 to 1"),
+    Metric("thermal/rested_seconds_total", "lumen_thermal_rested_seconds_total", "counter", "seconds of rest when hot"),
+    Metric("thermal/paused_seconds_total", "lumen_thermal_paused_seconds_total", "counter", "seconds of pause"),
+    Metric("thermal/pauses_total", "lumen_thermal_pauses_total", "counter", "pauses at the critical temperature"),
     Metric("memory/gpu_peak_bytes", "lumen_gpu_peak_memory_bytes", "gauge", "peak GPU memory allocated, bytes"),
 )
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from lumen.checkpoint import Store, TrainState, seed_everything, set_rng_state
 from lumen.core.log import say
+from lumen.models.device import training_gpu
 from lumen.monitor.memory import memory_metrics
 from lumen.monitor.progress import ProgressBar
 from lumen.monitor.report import Reporter
+from lumen.monitor.thermal import guard_for
 from lumen.objectives import objective
 from lumen.trainer.best import Best
 from lumen.trainer.evaluate import HeldOut, held_out_loss
@@ -53,6 +55,7 @@ class Loop:
             self.step.scaler.load_state(self.state.scaler)
             self.step.guard.load_state(self.state.guard)
             say(f"resuming {resume.directory} at step {self.state.step} of {self.total}")
+        self.thermal = guard_for(config.monitor, training_gpu(run.device))
         self.reporter = Reporter(config, run.output_dir, resume_step=self.state.step if resume else None)
 
     def train(self) -> StopFlag:
@@ -81,6 +84,9 @@ class Loop:
                 improved = self.cadence.evaluates(state.step, epoch_ended) and self.evaluate(stop)
                 if self.cadence.saves(state.step, epoch_ended) or (improved and self.keeps_best):
                     self.save()
+                if self.thermal is not None:
+                    for event in self.thermal.after_step(result.seconds, self.save, lambda: bool(stop)):
+                        self.reporter.write({"step": state.step, "event": event})
             self.finish(stop)
         return stop
 
@@ -131,6 +137,7 @@ class Loop:
             "train/step_seconds": round(seconds / max(window.get("steps", 1), 1), 6),
             "train/skipped_total": self.step.guard.skipped,
             **memory_metrics(self.run.device),
+            **(self.thermal.metrics() if self.thermal is not None else {}),
         }
         if self.step.scaler.enabled:
             record["train/loss_scale"] = self.step.scaler.scale
@@ -183,4 +190,6 @@ class Loop:
             restore_best(self.run, self.store.path(best))
             say(f"the weights of step {best} are the best (held-out {self.state.best_metric:.4f}) and are kept")
         self.reporter.close()
+        if self.thermal is not None:
+            self.thermal.close()
         self.finish_seconds = time.perf_counter() - started
