@@ -13,7 +13,7 @@ TEST_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} MPLBACKEND=Agg
 PYTEST   := $(TEST_ENV) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format unit test-slow bench-peers loss-table gpu-check docs-check lock clean distclean
+.PHONY: help setup demo test lint format unit test-slow bench-peers loss-table mutations gpu-check docs-check lock clean distclean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ bench-peers: $(READY) ## PEFT + HF Trainer, LLaMA-Factory and Lumen on the same 
 loss-table: $(READY) ## the loss-gap table, what is missing of it; DATA=folder of alpaca_en_demo.json and wiki_demo.txt
 	@for i in 1 2; do $(BIN)/lumen bench loss-gap $(if $(DATA),--data "$(DATA)") --share $$i/2 --quiet $(ARGS) & done; wait
 	@$(BIN)/lumen bench loss-gap $(if $(DATA),--data "$(DATA)") --table $(ARGS)
+
+mutations: $(READY) ## break the source as others once did, on a copy: the tests that guard it must fail
+	@$(BIN)/python bench/mutations.py $(ARGS)
 
 gpu-check: $(READY) ## on a machine with a GPU: a few steps per dtype against the CPU
 	@PYTHON=$(BIN)/python bash bench/gpu_check.sh

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bench.mutations import MUTATIONS, ROOT, Mutation
 from peft import LoraConfig, get_peft_model
 from tests.helpers import TINY_ARCHITECTURES, tiny_llama, tiny_model
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lumen.adapters.fused import fuse_lora
 from lumen.adapters.merge import merge_in_place
@@ -89,3 +94,54 @@ def test_mistake_12_lora_is_scaled_by_alpha_over_r(r: int, alpha: int) -> None:
     assert torch.allclose(layer(x), want, atol=1e-5)
     merged, _ = merge_in_place(model)
     assert torch.allclose(merged.model.layers[0].self_attn.q_proj.weight @ x.t(), want.t(), atol=1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_mistake_15_recomputation_does_not_pollute_amax_histories(reentrant: bool) -> None:
+    """Breaks when checkpointing's second forward pushes into the histories, or uses another scale than the first did;
+    or when evaluation pushes."""
+
+    def train(checkpointed: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 16))
+        quantize(model, "fp8-delayed")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        outputs = []
+        for step in range(4):
+            x = (step + 1) * torch.randn(8, 32, generator=torch.Generator().manual_seed(step))
+            x.requires_grad_(True)
+            y = checkpoint(model, x, use_reentrant=reentrant) if checkpointed else model(x)
+            outputs.append(y.detach().clone())
+            y.backward(torch.randn(8, 16, generator=torch.Generator().manual_seed(step + 9)))
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                model(100 * x.detach())
+            model.train()
+        return outputs, [b.clone() for name, b in model.named_buffers() if "amax" in name]
+
+    (plain, histories), (again, recomputed) = train(False), train(True)
+    assert histories and any(h.any() for h in histories)
+    for a, b in zip([*plain, *histories], [*again, *recomputed], strict=True):
+        assert torch.equal(a, b)
+    assert max(float(h.max()) for h in histories) < 100  # what evaluation saw is not among them
+
+
+def test_all_twenty_have_a_test_that_says_what_breaks_it() -> None:
+    found: dict[int, list[str]] = {}
+    for path in Path(__file__).parent.glob("test_mistakes*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and (match := re.match(r"test_mistake_(\d\d)_", node.name)):
+                found.setdefault(int(match[1]), []).append(ast.get_docstring(node) or "")
+    assert sorted(found) == list(range(1, 21))
+    assert all("Breaks when" in doc for docs in found.values() for doc in docs)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: str(mutation.number))
+def test_the_breaks_of_make_mutations_still_fit_the_source(mutation: Mutation) -> None:
+    """Each text to be replaced is there once, and the test it names exists; the breaks themselves take minutes."""
+    for name, before, after in mutation.edits:
+        assert (ROOT / "src" / "lumen" / name).read_text(encoding="utf-8").count(before) == 1 and before != after
+    file, _, test = mutation.test.partition("::")
+    assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(encoding="utf-8")

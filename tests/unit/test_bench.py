@@ -9,7 +9,7 @@ import pytest
 
 from lumen.bench import BENCHES
 from lumen.bench.numerics import command as numerics
-from lumen.bench.numerics import equality, figures
+from lumen.bench.numerics import equality, figures, gemms
 from lumen.bench.numerics.equality import Comparison
 from lumen.bench.numerics.figures import Figure
 from lumen.cli.main import run
@@ -33,6 +33,7 @@ def test_numerics_fails_where_a_figure_is_missed(
 ) -> None:
     monkeypatch.setattr(figures, "figures", lambda rows: [Figure("table", "line", 1.0, 0.05, lambda: got, unit="dB")])
     monkeypatch.setattr(equality, "comparisons", list)
+    monkeypatch.setattr(gemms, "ready", list)
     assert numerics.main(["--quick", "--json", str(tmp_path / "out.json")]) == status
     shown = capsys.readouterr().out
     assert ("MISSED" in shown and "1 missed" in shown) == bool(status)
@@ -46,6 +47,7 @@ def test_numerics_says_what_differs_and_what_is_not_installed(
     lines = [Comparison("torch", "same", lambda: (0, 9)), Comparison("no_such_package", "codes", lambda: (0, 0))]
     monkeypatch.setattr(figures, "figures", lambda rows: [])
     monkeypatch.setattr(equality, "comparisons", lambda: lines)
+    monkeypatch.setattr(gemms, "ready", list)
     assert numerics.main([]) == 0
     shown = capsys.readouterr().out
     assert "1 hold, 0 missed, 1 not run" in shown and "pip install --no-deps no_such_package" in shown

@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from lumen.bench.numerics.lines import Line, compared, measured, show
+from lumen.bench.numerics.lines import Line, compared, measured, product_lines, show
 
 
 def main(argv: list[str]) -> int:
@@ -19,6 +19,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the lines to a file too")
     arguments = parser.parse_args(argv)
 
+    from lumen.bench.numerics import gemms
     from lumen.bench.numerics.equality import comparisons
     from lumen.bench.numerics.figures import FULL, QUICK, figures
 
@@ -27,6 +28,10 @@ def main(argv: list[str]) -> int:
     for figure in figures(QUICK if arguments.quick else FULL):
         lines.append(measured(figure))
         show(lines)
+    for recipe in gemms.ready():
+        for line in product_lines(recipe, gemms.QUICK_LENGTHS if arguments.quick else gemms.LENGTHS):
+            lines.append(line)
+            show(lines)
     for comparison in comparisons():
         lines.append(compared(comparison))
         show(lines)

@@ -58,10 +58,11 @@ SQNR = {
 }  # fmt: skip
 """dB on N(0, 1), and on the same with one channel in 256 scaled by 30."""
 
-INT8_TENSOR = {2**16: 39.7, 2**20: 39.3, 2**22: 38.8, 2**24: 38.5}
+INT8_TENSOR = {2**16: 39.7, 2**20: 39.3, 2**22: 38.8, 2**24: 38.4}
 """dB of `int8:tensor` on N(0, 1) by number of values: the largest of more values is larger."""
 INT8_TENSOR_OUTLIERS = 17.8
-"""dB with outliers, for 2^24 values."""
+"""dB with outliers, for 2^22 values.  The largest of some thousand outliers differs from draw to draw: of 400 draws,
+90 % lie in 16.6 … 18.5 at 2^22 values and in 16.0 … 17.6 at 2^24.  So the codec is also held to what amax predicts."""
 
 GEMM = {"int8:row": 39.1, "e4m3:row": 28.6, "e5m2:row": 22.6}
 """dB of a product's output, K = 1024, row scales, Gaussian operands."""
@@ -99,10 +100,19 @@ def _sqnr(rows: int) -> Iterator[Figure]:
             name = f"int8:tensor, 2^{numel.bit_length() - 1} values"
             yield Figure("SQNR", name, want, 0.3, of("int8:tensor", False, numel // COLS), unit="dB")
     if rows == FULL:
-        yield Figure("SQNR, outliers", "int8:tensor", INT8_TENSOR_OUTLIERS, 0.3, of("int8:tensor", True), unit="dB")
+        name = "int8:tensor, 2^22 values"
+        yield Figure("SQNR, outliers", name, INT8_TENSOR_OUTLIERS, 0.3, of("int8:tensor", True, 1024), unit="dB")
+    predicted = lambda: m.sqnr(_x(rows, True), m.trip(_x(rows, True), "int8:tensor")) - _uniform(_x(rows, True))  # noqa: E731
+    yield Figure("SQNR, outliers", "int8:tensor, less what its amax predicts", 0, 0.02, predicted, unit="dB")
     for hard, table in ((False, "SQNR"), (True, "SQNR, outliers")):
         for text, wants in SQNR.items():
             yield Figure(table, QuantSpec.parse(text).full(), wants[hard], 0.3, of(text, hard), unit="dB")
+
+
+def _uniform(x: torch.Tensor) -> float:
+    """dB of x in steps of amax / 127 with an error that is uniform over a step."""
+    step = x.abs().max().double() / 127
+    return float(10 * torch.log10(x.double().square().mean() * 12 / step.square()))
 
 
 def _gemm(rows: int) -> Iterator[Figure]:

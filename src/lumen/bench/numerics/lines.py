@@ -7,6 +7,8 @@ from typing import Any
 
 from lumen.bench.numerics.equality import Comparison, version
 from lumen.bench.numerics.figures import Figure
+from lumen.bench.numerics.gemms import ALLOWED, products
+from lumen.quant.policy import GEMMS
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,27 @@ def compared(comparison: Comparison) -> Line:
         return Line(table, comparison.name, "0 differ", "", None, note=note)
     unequal, number = comparison.run()
     return Line(table, comparison.name, "0 differ", f"{unequal} of {number}", unequal == 0, unequal)
+
+
+def product_lines(recipe: str, lengths: tuple[int, ...]) -> list[Line]:
+    """One line per GEMM of a recipe: how far its worst product lies from its bound."""
+    lines = []
+    found = list(products(recipe, lengths))
+    for gemm in GEMMS:
+        own = [p for p in found if p.gemm == gemm]
+        if own:
+            worst = min(own, key=lambda p: p.margin)
+            note = (
+                f"worst of {len(own)}: {worst.sqnr:.1f} dB at {worst.length}, {'frozen' if worst.frozen else 'trained'}"
+                f"{', outliers' if worst.outliers else ''}"
+            )
+            lines.append(
+                Line(
+                    "SQNR of GEMMs against fp64, less -10·log10(NSR_a + NSR_b)", f"{recipe} {gemm}",
+                    f"at least {ALLOWED:g} dB", f"{worst.margin:+.2f} dB", worst.margin >= ALLOWED, worst.margin, note,
+                )
+            )  # fmt: skip
+    return lines
 
 
 def show(lines: list[Line]) -> None:
