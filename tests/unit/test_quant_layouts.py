@@ -158,3 +158,24 @@ def test_model_state_dict_and_dequantize_keys() -> None:
     assert torch.equal(other(input_ids=ids).logits, model(input_ids=ids).logits)
     dequantize(model)
     assert list(model.state_dict()) == before
+
+
+@pytest.mark.parametrize("spec", ["nf4:block64", "nf4:block128+dq", "nf4:block64+dq"])
+def test_large_weights_in_chunks_are_the_same(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails if a chunk ends inside a block or a byte, or rounds twice."""
+    from lumen.formats import lookup
+
+    for shape in ((96, 128), (33, 64), (1, 4096)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).bfloat16()
+        whole = quantize_tensor(x, spec)
+        want = {d: whole.dequantize(d) for d in (torch.bfloat16, torch.float32)}
+        monkeypatch.setattr(lookup, "CHUNK", 1000)
+        small = quantize_tensor(x, spec)
+        assert torch.equal(small.codes, whole.codes)
+        assert all(torch.equal(small.scales[k], whole.scales[k]) for k in whole.scales)
+        for dtype, values in want.items():
+            assert torch.equal(small.dequantize(dtype), values)
+        whole_blocks = x.numel() % small.spec.granularity.cols == 0
+        fast = lookup.decode_nf4(small.codes, small.scales, small.spec, shape, torch.float32)
+        assert (fast is not None) == whole_blocks
+        monkeypatch.undo()

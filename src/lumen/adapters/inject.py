@@ -109,7 +109,7 @@ def lora_config(model: nn.Module, config: AdapterConfig, *, vocabulary_modules: 
         use_dora=config.use_dora,
         init_lora_weights=initialisation(config),  # type: ignore[arg-type]
         ensure_weight_tying=tied_known,
-        fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),
+        fan_in_fan_out=any(type(m).__name__ in ("Conv1D", "QuantConv1D") for m in model.modules()),
         task_type="CAUSAL_LM",
     )
 

@@ -90,6 +90,7 @@ def _merge_layer(name: str, layer: Any, report: MergeReport) -> None:
     base = layer.get_base_layer()
     if isinstance(base, QuantLinear):
         base = layer.base_layer = base.to_linear()
+        layer.fan_in_fan_out = not isinstance(base, nn.Linear)
     before = base.weight.data
     base.weight.data = before.float().clone()
     layer.merge(safe_merge=False)

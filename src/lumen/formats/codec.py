@@ -15,7 +15,7 @@ from lumen.formats.base import Codec, Request, Scales, Shape
 from lumen.formats.expanded import EXPANDED
 from lumen.formats.ggml import GGML
 from lumen.formats.groups import scale_shape
-from lumen.formats.lookup import LOOKUP
+from lumen.formats.lookup import LOOKUP, decode_nf4
 from lumen.formats.mx import MX
 from lumen.formats.noise import Noise
 from lumen.formats.scaled import FLOAT, INTEGER, TERNARY
@@ -107,7 +107,8 @@ def decode(
         padded = (*shape[:-1], -(-shape[-1] // width) * width)
         values = CODECS[spec.element].decode(codes, scales, spec, padded)
         return hadamard.inverse(values, width, shape[-1]).to(dtype)
-    return CODECS[spec.element].decode(codes, scales, spec, shape).to(dtype)
+    large = decode_nf4(codes, scales, spec, shape, dtype)
+    return large if large is not None else CODECS[spec.element].decode(codes, scales, spec, shape).to(dtype)
 
 
 def _importance(weights: torch.Tensor, shape: torch.Size, where: str) -> torch.Tensor:

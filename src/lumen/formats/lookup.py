@@ -36,6 +36,8 @@ NF4 = (
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 NESTED_BLOCK = 256
+CHUNK = 1 << 20
+"""Values that NF4 handles at once: indices take eight bytes each, so a large weight needs many times itself."""
 
 
 @functools.cache
@@ -95,7 +97,24 @@ def to_table(
 
 def _encode(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tensor, Scales]:
     size = spec.granularity.cols
-    blocks = flat_blocks(x.float(), size)
+    if _in_chunks(x, spec):
+        step = CHUNK // (2 * size) * 2 * size  # whole blocks and whole bytes
+        pieces = [_encode_flat(part, spec, ask) for part in x.detach().reshape(-1).split(step)]
+        codes = torch.cat([piece for piece, _ in pieces])
+        scales: Scales = {"scale": torch.cat([piece["scale"] for _, piece in pieces])}
+    else:
+        codes, scales = _encode_flat(x, spec, ask)
+    return codes, nest(scales["scale"]) if spec.double_quant else scales
+
+
+def _in_chunks(x: torch.Tensor, spec: QuantSpec) -> bool:
+    large = spec.element == "nf4" and x.numel() > CHUNK and spec.granularity.cols <= CHUNK // 2
+    return large and not torch.compiler.is_compiling()
+
+
+def _encode_flat(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tensor, Scales]:
+    """Codes and the absmax of every block."""
+    blocks = flat_blocks(x.float(), spec.granularity.cols)
     absmax = blocks.abs().amax(1) if x.numel() else blocks.new_zeros(0)
     check_finite(absmax, ask.nonfinite, ask.name)
     absmax = torch.where(torch.isfinite(absmax), absmax, torch.nan)
@@ -113,9 +132,30 @@ def _encode(x: torch.Tensor, spec: QuantSpec, ask: Request) -> tuple[torch.Tenso
     codes = to_table(blocks, absmax, table, uniform).to(torch.uint8).reshape(-1)[:count]
     if spec.format.bits == 4:
         codes = pack(codes, 4, high_first=True)
-    if spec.double_quant:
-        scales = nest(absmax)
     return codes, scales
+
+
+def decode_nf4(
+    codes: torch.Tensor, scales: Scales, spec: QuantSpec, shape: Shape, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """A large NF4 weight [shape] in `dtype`, chunk by chunk, one look-up per byte; None where it is not whole blocks.
+
+    The arithmetic is `decode`'s: table[code] · absmax in fp32, rounded once.
+    """
+    count, size = torch.Size(shape).numel(), spec.granularity.cols
+    if spec.element != "nf4" or count % size or size % 2 or count <= CHUNK or torch.compiler.is_compiling():
+        return None
+    absmax = unnest(scales) if spec.double_quant else scales["scale"].float()
+    table = torch.tensor(NF4, device=codes.device)
+    pairs = torch.stack([table.repeat_interleave(16), table.repeat(16)], dim=1)  # high nibble first
+    result = torch.empty(count, dtype=dtype, device=codes.device)
+    flat, num_blocks = codes.reshape(-1), count // size
+    step = max(1, CHUNK // size)
+    for start in range(0, num_blocks, step):
+        end = min(start + step, num_blocks)
+        values = pairs.index_select(0, flat[start * size // 2 : end * size // 2].int()).reshape(-1, size)
+        result[start * size : end * size] = values.mul_(absmax[start:end, None]).reshape(-1)
+    return result.reshape(shape)
 
 
 def _decode(codes: torch.Tensor, scales: Scales, spec: QuantSpec, shape: Shape) -> torch.Tensor:

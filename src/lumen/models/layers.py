@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from lumen.core import ModelError
+from lumen.core import ModelError, note
 
 _ROUTER_NAMES = {"gate", "router", "shared_expert_gate", "gate_logits"}
 _HEAD_NAMES = {"lm_head", "embed_out", "output", "score", "classifier"}
@@ -100,6 +100,17 @@ def linear_names(model: nn.Module) -> list[str]:
     ]
 
 
+def stacked_expert_names(model: nn.Module) -> list[str]:
+    """Dotted names of expert weights that lie in one 3-D tensor (`…experts.gate_up_proj`), in codes or not."""
+    return [
+        f"{name}.{part}"
+        for name, module in model.named_modules()
+        if hasattr(module, "is_transposed") and hasattr(module, "num_experts")
+        for part in ("gate_up_proj", "up_proj", "down_proj")
+        if part in module._parameters or part in module._modules
+    ]
+
+
 def matches(name: str, target: str) -> bool:
     """Whether a dotted name is `target` or ends in `.target` (`q_proj` and `self_attn.q_proj`, never `my_q_proj`)."""
     return name == target or name.endswith("." + target)
@@ -113,6 +124,11 @@ def resolve_targets(model: nn.Module, targets: Iterable[str]) -> list[str]:
     wanted = list(targets)
     everything = linear_names(model)
     if wanted == ["all"]:
+        if experts := stacked_expert_names(model):
+            note(
+                f"lora_target: all gives no adapter to {len(experts)} stacked expert weights "
+                f"({experts[0]} …): they are no linear layers; attention and shared layers get theirs"
+            )
         excluded = {n.rpartition(".")[2] for n, m in model.named_modules() if is_linear(m)} - _leaves(everything)
         taken = {n.rpartition(".")[2] for n, m in model.named_modules() if is_linear(m) and n not in everything}
         ambiguous = taken - excluded

@@ -18,9 +18,12 @@ from torch import nn
 from lumen.core import QuantError
 from lumen.quant import recipes
 from lumen.quant.config import QuantConfig, QuantSection
+from lumen.quant.conv import QuantConv1D
+from lumen.quant.experts import QuantStack, unwrap, wrap
+from lumen.quant.gemm import Codes
 from lumen.quant.linear import QuantLinear
 from lumen.quant.live import Clock
-from lumen.quant.modules import Found, linear_layers, plain_name
+from lumen.quant.modules import Found, is_conv1d, linear_layers, plain_name
 from lumen.quant.plan import LayerPlan, plan_layer
 from lumen.quant.policy import GEMMS, Policy
 from lumen.quant.report import Report, report
@@ -76,7 +79,7 @@ def quantize(
     _check_bare(model, "quantise")
     policy = as_policy(recipe)
     target = resolve(target or named_target(recipe), _device(model))
-    if any(isinstance(m, QuantLinear) for m in model.modules()):
+    if any(isinstance(m, (QuantLinear, QuantStack)) for m in model.modules()):
         raise QuantError(
             "this model is quantised already",
             fix="call lumen.dequantize(model) first, then quantise with the new recipe",
@@ -107,13 +110,20 @@ def plan_model(
             continue
         plan = in_dialect(plan, target, layer.name)
         _check_rows(layer, plan)
+        if layer.parameter != "weight" and (plan.tracked or plan.waits):
+            raise QuantError(
+                f"{'smoothing' if plan.waits else 'scales from a history'} is not built for stacked experts",
+                where=layer.name,
+                fix='use a recipe with dynamic scales, or leave them out: rules: [{match: "*.experts.*", weight: none, '
+                "input: none, grad_output: none}]",
+            )
         if layer.tied:
             raise tied_head(layer.name)
         plans[layer.path] = plan
     if policy.specs() and not plans:
         raise QuantError(
             f"recipe {policy.name!r} quantises no layer of this {type(model).__name__}",
-            fix="only nn.Linear layers are quantised; the output head, routers and embeddings stay as they are",
+            fix="linear layers and experts are quantised; the output head, routers and embeddings stay as they are",
         )
     return plans
 
@@ -150,10 +160,12 @@ def dequantize(model: nn.Module) -> None:
     """
     _check_bare(model, "dequantise")
     made: dict[int, nn.Linear] = {}
+    has_adapter = any(hasattr(m, "base_layer") for m in model.modules())
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if isinstance(module, QuantLinear):
             adapted = "base_layer" in path.split(".")
             put_module(model, path, made.setdefault(id(module), module.to_linear(adapted=adapted)))
+        unwrap(module, adapted=has_adapter)
 
 
 def tied_head(name: str) -> QuantError:
@@ -167,12 +179,11 @@ def tied_head(name: str) -> QuantError:
 
 def _check_rows(layer: Found, plan: LayerPlan) -> None:
     """ggml's blocks need rows of whole blocks; said here, before anything is changed."""
-    assert isinstance(layer.module, nn.Linear)
     for gemm in GEMMS:
         for spec in (plan.gemm(gemm).left, plan.gemm(gemm).right):
-            if spec is not None and spec.element in ("q8_0", "q4_0") and layer.module.in_features % 32:
+            if spec is not None and spec.element in ("q8_0", "q4_0") and layer.in_features % 32:
                 raise QuantError(
-                    f"{spec.element} needs rows of a multiple of 32 values, not {layer.module.in_features}",
+                    f"{spec.element} needs rows of a multiple of 32 values, not {layer.in_features}",
                     where=layer.name,
                     fix=f'leave it out: rules: [{{match: "{layer.name}", weight: none}}]',
                 )
@@ -182,18 +193,29 @@ def exchange(model: nn.Module, plans: Mapping[str, LayerPlan]) -> None:
     """Put the quantised twins of the layers at these paths in their places."""
     made: dict[int, QuantLinear] = {}
     for path, plan in plans.items():
-        linear = model.get_submodule(path)
-        assert isinstance(linear, nn.Linear)
-        if id(linear) not in made:
-            made[id(linear)] = QuantLinear.from_linear(linear, plan)
-        put_module(model, path, made[id(linear)])
+        parent, _, name = path.rpartition(".")
+        owner = model.get_submodule(parent)
+        if name in owner._parameters:
+            wrap(owner, name, plan)
+            continue
+        module = owner._modules[name]
+        assert module is not None
+        if id(module) not in made:
+            made[id(module)] = twin(module, plan)
+        put_module(model, path, made[id(module)])
+
+
+def twin(module: nn.Module, plan: LayerPlan, weight: torch.Tensor | Codes | None = None) -> QuantLinear:
+    """The quantised twin of an nn.Linear or Conv1D; `weight` instead of its own, where that is not loaded yet."""
+    kind = QuantConv1D if is_conv1d(module) else QuantLinear
+    return kind.from_linear(module, plan, weight)  # type: ignore[arg-type]
 
 
 def start_layers(model: nn.Module, seed: int = 0) -> None:
     """Give every quantised layer its name and the model's one clock."""
     clock = Clock(seed)
     for path, module in model.named_modules():
-        if isinstance(module, QuantLinear):
+        if isinstance(module, (QuantLinear, QuantStack)):
             module.start(plain_name(path), clock)
 
 
@@ -202,11 +224,13 @@ def put_module(model: nn.Module, path: str, module: nn.Module) -> None:
     if not path:
         raise QuantError("the model itself is one linear layer", fix="wrap it: torch.nn.Sequential(layer)")
     parent, _, name = path.rpartition(".")
-    model.get_submodule(parent)._modules[name] = module
+    owner: Any = model.get_submodule(parent)
+    owner._modules[name] = module
+    if hasattr(owner, "fan_in_fan_out"):  # PEFT's layer: whether its base lies like a Conv1D
+        owner.fan_in_fan_out = not isinstance(module, nn.Linear)
 
 
 def _is_frozen(layer: Found, frozen: bool | Callable[[str], bool] | None) -> bool:
     if frozen is None:
-        weight = layer.module._parameters["weight"]
-        return weight is not None and not weight.requires_grad
+        return not layer.weight.requires_grad
     return frozen(layer.name) if callable(frozen) else frozen

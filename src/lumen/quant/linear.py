@@ -46,6 +46,11 @@ def _count_optimizer_step(*_: Any) -> None:
 register_optimizer_step_post_hook(_count_optimizer_step)
 
 
+def optimizer_steps() -> int:
+    """Steps that optimizers of this process have made; a master may have changed whenever this has."""
+    return _optimizer_steps
+
+
 class FrozenWeight(torch.Tensor):
     """A dequantised copy of frozen codes.  Reading is free; writing into it would be lost, so `.data = …` raises."""
 
@@ -106,12 +111,12 @@ class QuantLinear(nn.Linear):
             assert layer.spec is not None
             stored.put(layer, "weight", weight, layer.spec)
         else:
-            layer._store(linear.weight.detach() if weight is None else weight)
+            layer._store(cls._turn(linear.weight.detach() if weight is None else weight))
         layer._was_trainable = linear.weight.requires_grad
         if plan.frozen:  # what never gets a gradient must not say that it wants one: DDP would wait for it
             layer._master().requires_grad_(False)
         layer._parameters["bias"] = linear.bias
-        _share_hooks(linear, layer)
+        share_hooks(linear, layer)
         return layer.train(linear.training)
 
     def start(self, name: str, clock: Clock) -> None:
@@ -138,7 +143,7 @@ class QuantLinear(nn.Linear):
         self.register_buffer("smooth", smooth.to(dense.device, torch.float32, copy=True))
         self.register_buffer("smooth_group", torch.tensor(group, dtype=torch.int64, device=dense.device))
         if self.plan.stores_codes:
-            self._store(dense.detach())
+            self._store(self._turn(dense.detach()))
         self._cache = None
 
     def _calibrate(self, x: torch.Tensor) -> None:
@@ -155,7 +160,7 @@ class QuantLinear(nn.Linear):
             first = Observer()
             first.see(x)
             assert self.pending is not None
-            self.settle(*first.measure(self._master(), self.pending))
+            self.settle(*first.measure(self._turn(self._master()), self.pending))
 
     def to_linear(self, *, adapted: bool = False) -> nn.Linear:
         """The nn.Linear again: the same master, or the dequantised codes, requiring a gradient as before quantising.
@@ -173,7 +178,7 @@ class QuantLinear(nn.Linear):
         if self.plan.frozen:
             linear.weight.requires_grad_(self._was_trainable and not adapted)
         linear._parameters["bias"] = self.bias
-        _share_hooks(self, linear)
+        share_hooks(self, linear)
         return linear.train(self.training)
 
     @property
@@ -185,9 +190,18 @@ class QuantLinear(nn.Linear):
     def weight(self) -> torch.Tensor:  # type: ignore[override]
         """[N, K]: the master, or the dequantised codes in `compute_dtype` (a new read-only copy at each access)."""
         if self._is_dtensor() or not self.plan.stores_codes:
-            return self._master()  # FSDP2 looks for the parameter that it has sharded under this name
+            return self._turn(self._master())  # FSDP2 looks for the parameter that it has sharded under this name
         dense = self._dequantize()
         return dense if torch.compiler.is_compiling() else dense.as_subclass(FrozenWeight)
+
+    @staticmethod
+    def _turn(dense: torch.Tensor) -> torch.Tensor:
+        """Between the parameter as the model has it and W [N, K]; its own inverse."""
+        return dense
+
+    def original_weight(self) -> torch.Tensor:
+        """The master or the dequantised codes, in the shape in which an ordinary model has them."""
+        return self._turn(self._dequantize()) if self.plan.stores_codes else self._master().detach()
 
     def _master(self) -> nn.Parameter:
         parameter = self._parameters["weight"]
@@ -242,14 +256,14 @@ class QuantLinear(nn.Linear):
             return self._stored(), ()
         master = self._master()
         if torch.compiler.is_compiling():  # in the graph, fused with the read of the weight
-            return gemm.weight_codes(master.detach(), self.plan, live)
+            return gemm.weight_codes(self._turn(master.detach()), self.plan, live)
         state = (master._version, _optimizer_steps, self.clock.step if self.clock else 0, live.now is not None)
         if self._cache is not None:
             (owner, seen), codes = self._cache
             if owner() is master and seen == state:
                 return codes
         with torch.no_grad():
-            codes = gemm.weight_codes(master.detach(), self.plan, live)
+            codes = gemm.weight_codes(self._turn(master.detach()), self.plan, live)
         if not (self._is_sharded or self._is_dtensor()):
             self._cache = ((weakref.ref(master), state), codes)
         return codes
@@ -267,7 +281,7 @@ class QuantLinear(nn.Linear):
         collect = self.training or self.calibrating
         first, second = self._codes(Live.of(self.plan, live, collect))
         flat = x.reshape(-1, self.in_features)
-        tensors = (*first, *second, *live) if master is None else (master, *first, *second, *live)
+        tensors = (*first, *second, *live) if master is None else (self._turn(master), *first, *second, *live)
         y = multiply(flat, self.plan, wgrad, self.out_features, collect, tensors)
         y = y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
@@ -316,8 +330,8 @@ class QuantLinear(nn.Linear):
             spec,
             codes=self.plan.stores_codes,
             shape=shape,
-            encode=lambda dense: self._encode(dense.to(self._master().device), spec) if spec else (),
-            decode=lambda s: self._decode(s.parts, s.spec, torch.float32),
+            encode=lambda dense: self._encode(self._turn(dense).to(self._master().device), spec) if spec else (),
+            decode=lambda s: self._turn(self._decode(s.parts, s.spec, torch.float32)),
         )
         for name in scaling.BUFFERS if self.plan.tracked else ():  # a dense state dict has none: keep ours
             own = self.get_buffer(name)
@@ -354,7 +368,7 @@ class QuantLinear(nn.Linear):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {form}; {specs}"
 
 
-def _share_hooks(source: nn.Module, target: nn.Module) -> None:
+def share_hooks(source: nn.Module, target: nn.Module) -> None:
     """Hooks that others registered stay registered, and their handles keep working."""
     for name, value in source.__dict__.items():
         if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):

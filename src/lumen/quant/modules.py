@@ -16,16 +16,56 @@ _HEADS = ("lm_head", "embed_out", "output_layer", "head", "score", "classifier",
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
+EXPERTS_UP = ("gate_up_proj", "up_proj")
+EXPERTS_DOWN = "down_proj"
+_EXPERTS = ("is_transposed", "has_gate", "has_bias", "num_experts", "_apply_gate")
+"""What transformers' experts interface gives a module whose experts lie in one tensor."""
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is transformers' Conv1D (by name: importing transformers is not for this room)."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether a module is a stack of experts that transformers' experts interface runs."""
+    return all(hasattr(module, mark) for mark in _EXPERTS) and not getattr(module, "_is_expert_parallel", False)
+
+
+def stacks(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Names and values of the 3-D weights of an experts module that are not quantised."""
+    if is_experts(module):
+        for name in (*EXPERTS_UP, EXPERTS_DOWN):
+            weight = module._parameters.get(name)
+            if weight is not None and weight.ndim == 3:
+                yield name, weight
+
+
 @dataclass(frozen=True)
 class Found:
     """path: where it hangs in this model.  name: what rules call it.  protected: why it stays in high precision unless
-    a rule names it, or empty.  tied: whether an embedding shares its weight."""
+    a rule names it, or empty.  tied: whether an embedding shares its weight.  parameter: its weight's name in `module`;
+    another than `weight` is a stack of experts, whose path ends in it."""
 
     path: str
     name: str
     module: nn.Module
     protected: str = ""
     tied: bool = False
+    parameter: str = "weight"
+
+    @property
+    def weight(self) -> nn.Parameter:
+        found = self.module._parameters[self.parameter]
+        assert found is not None
+        return found
+
+    @property
+    def in_features(self) -> int:
+        """Length of the dimension that forward contracts."""
+        if self.parameter != "weight":
+            return self.weight.shape[1 if self.module.is_transposed else 2]
+        return self.weight.shape[0 if is_conv1d(self.module) else 1]
 
 
 def plain_name(path: str) -> str:
@@ -36,14 +76,19 @@ def plain_name(path: str) -> str:
 
 
 def linear_layers(model: nn.Module) -> Iterator[Found]:
-    """Every nn.Linear (subclasses with a forward of their own are not) outside adapters, in module order.
+    """Every nn.Linear (subclasses with a forward of their own are not), Conv1D and stack of experts' weights outside
+    adapters, in module order.
 
     A module that hangs in two places comes once per place.
     """
     heads = _output_heads(model)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     for path, module in _walk(model):
-        if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:
+        for name, _ in stacks(module):
+            yield Found(f"{path}.{name}", f"{plain_name(path)}.{name}", module, parameter=name)
+        if not is_conv1d(module) and (
+            not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward
+        ):
             continue
         tied = id(module._parameters.get("weight")) in embeddings
         last = plain_name(path).rpartition(".")[2]
@@ -61,10 +106,12 @@ def left_alone(model: nn.Module) -> dict[str, str]:
     for path, module in _walk(model):
         if isinstance(module, nn.Embedding):
             found[plain_name(path)] = "embedding"
-        elif not isinstance(module, nn.Linear) and any(
-            p.ndim >= 2 for p in module.parameters(recurse=False)
-        ):  # GPT-2's Conv1D, fused experts
-            found[plain_name(path)] = f"{type(module).__name__} is not nn.Linear: not built in this version"
+        elif plain_name(path).rpartition(".")[2] in _ROUTERS and module._parameters:
+            found[plain_name(path)] = "router"
+        elif not isinstance(module, nn.Linear) and not is_conv1d(module) and not hasattr(module, "plan"):
+            known = {name for name, _ in stacks(module)}
+            if any(p.ndim >= 2 and n not in known for n, p in module.named_parameters(recurse=False)):
+                found[plain_name(path)] = f"{type(module).__name__} is no linear layer that Lumen knows"
     return found
 
 

@@ -10,6 +10,7 @@ none         nothing is quantised here
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from lumen.formats import bits_per_value
 from lumen.hardware import code_target
 from lumen.kernels import select
 from lumen.quant import recipes
+from lumen.quant.experts import QuantStack
 from lumen.quant.gemm import shares_codes
 from lumen.quant.linear import QuantLinear
 from lumen.quant.modules import left_alone, linear_layers, plain_name
@@ -48,7 +50,7 @@ class LayerReport:
     for a master, its cached codes."""
 
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     stored: str
     frozen: bool
     bytes_per_parameter: float
@@ -78,8 +80,8 @@ class Report:
         for layers in groups.values():
             first = layers[0]
             names = first.name if len(layers) == 1 else f"{first.name} and {len(layers) - 1} like it"
-            numel = sum(x.shape[0] * x.shape[1] for x in layers)
-            size = sum(x.bytes_per_parameter * x.shape[0] * x.shape[1] for x in layers) / max(numel, 1)
+            numel = sum(math.prod(x.shape) for x in layers)
+            size = sum(x.bytes_per_parameter * math.prod(x.shape) for x in layers) / max(numel, 1)
             state = "frozen" if first.frozen else "trained"
             lines.append(f"  {names}: {state} weight as {first.stored}, {size:.2f} bytes per parameter")
             for g in first.gemms:
@@ -136,28 +138,33 @@ def recipe_rows(target: str, *, frozen: bool) -> list[dict[str, str]]:
     return rows
 
 
-def _quantised(model: nn.Module) -> Iterable[tuple[str, QuantLinear]]:
+def _quantised(model: nn.Module) -> Iterable[tuple[str, QuantLinear | QuantStack]]:
     for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, QuantLinear):
+        if isinstance(module, (QuantLinear, QuantStack)):
             yield plain_name(path), module
 
 
-def layer_report(name: str, layer: QuantLinear, target: str) -> LayerReport:
+def layer_report(name: str, layer: QuantLinear | QuantStack, target: str) -> LayerReport:
     """One layer's settings on a chip."""
-    plan = layer.pending or layer.plan
-    numel = layer.in_features * layer.out_features
-    parts = [layer._parameters["weight"], *(b for b in layer._buffers.values() if b is not None)]
-    size = sum(p.nbytes for p in parts if p is not None)
+    plan = getattr(layer, "pending", None) or layer.plan
+    shape: tuple[int, ...] = (layer.out_features, layer.in_features)
+    each = shape
+    if isinstance(layer, QuantStack):
+        shape = layer.shape
+    numel = math.prod(shape)
+    master = layer._parameters["weight"]
+    assert master is not None
+    parts = [master, *(b for b in layer._buffers.values() if b is not None)]
+    size = sum(p.nbytes for p in parts)
     if not plan.stores_codes:
         own = [plan.forward.right, None if shares_codes(plan) else plan.dgrad.right]
-        size += round(sum(bits_per_value(s, layer.weight.shape) / 8 * numel for s in own if s is not None))
-    stored = plan.forward.right.full() if plan.stores_codes and plan.forward.right else str(layer.weight.dtype)[6:]
+        size += round(sum(bits_per_value(s, each) / 8 * numel for s in own if s is not None))
+    stored = plan.forward.right.full() if plan.stores_codes and plan.forward.right else str(master.dtype)[6:]
     gemms = tuple(
         gemm_report(gemm, plan.gemm(gemm), plan.stores_codes, target)
         for gemm in GEMMS
         if not (gemm == "wgrad" and plan.frozen)
     )
-    shape = (layer.out_features, layer.in_features)
     return LayerReport(name, shape, stored, plan.frozen, size / max(numel, 1), gemms)
 
 

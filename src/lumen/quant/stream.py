@@ -12,13 +12,25 @@ dense tensor or the keys of a weight that is stored as codes already (quant.layo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from lumen.core import QuantError
 from lumen.formats import QuantSpec
-from lumen.quant.api import Recipe, as_policy, exchange, named_target, plan_model, put_module, start_layers, tied_head
+from lumen.quant.api import (
+    Recipe,
+    as_policy,
+    exchange,
+    named_target,
+    plan_model,
+    put_module,
+    start_layers,
+    tied_head,
+    twin,
+)
+from lumen.quant.experts import QuantStack, wrap
 from lumen.quant.layouts import from_disk
 from lumen.quant.linear import QuantLinear
 from lumen.quant.plan import LayerPlan
@@ -60,11 +72,14 @@ class Stream:
         head = getattr(model, "get_output_embeddings", lambda: None)()
         tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
         for path in self.plans:  # a skeleton is not tied yet, so the planner could not see it
-            if tied and model.get_submodule(path) is head:
+            owner, name = _owner(model, path)
+            if tied and head is not None and owner._modules.get(name) is head:
                 raise tied_head(path)
-        places: dict[int, list[str]] = {}
+        places: dict[Any, list[str]] = {}
         for path in self.plans:
-            places.setdefault(id(model.get_submodule(path)), []).append(path)
+            owner, name = _owner(model, path)
+            key = (id(owner), name) if name in owner._parameters else id(owner._modules[name])
+            places.setdefault(key, []).append(path)
         self.paths = {path: group for group in places.values() for path in group if self.plans[path].stores_codes}
         for name, spec in self.specs.items():
             plan = self.plans.get(name)
@@ -78,8 +93,11 @@ class Stream:
 
     def takes(self, parameter: str) -> bool:
         """Whether the parameter of this dotted name is to be handed over with `take`."""
-        path, _, name = parameter.rpartition(".")
-        return name == "weight" and path in self.paths
+        return self._path(parameter) in self.paths
+
+    def _path(self, parameter: str) -> str:
+        """The layer's path of a parameter: without `.weight`, or itself where it is a stack of experts."""
+        return parameter if parameter in self.paths else parameter.removesuffix(".weight")
 
     @torch.no_grad()
     def take(self, model: nn.Module, parameter: str, value: torch.Tensor | Mapping[str, torch.Tensor]) -> None:
@@ -87,17 +105,28 @@ class Stream:
 
         value: dense [N, K], or suffix → tensor of a weight in codes (`layouts.to_disk`).
         """
-        path = parameter.rpartition(".")[0]
-        linear, plan = model.get_submodule(path), self.plans[path]
-        assert isinstance(linear, nn.Linear) and plan.forward.right is not None
-        shape = (linear.out_features, linear.in_features)
+        path = self._path(parameter)
+        plan, (owner, name) = self.plans[path], _owner(model, path)
+        is_stack = name in owner._parameters
+        own = owner._parameters[name] if is_stack else owner._modules[name]._parameters["weight"]  # type: ignore[union-attr]
+        assert own is not None and plan.forward.right is not None
+        weight: torch.Tensor | tuple[torch.Tensor, ...]
         if isinstance(value, torch.Tensor):
-            _check_shape(tuple(value.shape), shape, parameter)
-            layer = QuantLinear.from_linear(linear, plan, value)
+            _check_shape(tuple(value.shape), tuple(own.shape), parameter)
+            weight = value
         else:
             stored = from_disk(value, plan.forward.right, parameter)
-            _check_shape(stored.shape or shape, shape, parameter)
-            layer = QuantLinear.from_linear(linear, plan, stored.parts)
+            if stored.shape is not None and not is_stack:
+                module = owner._modules[name]
+                shape = tuple(own.shape) if isinstance(module, nn.Linear) else tuple(own.shape[::-1])
+                _check_shape(stored.shape, shape, parameter)
+            weight = stored.parts
+        if is_stack:
+            wrap(owner, name, plan, weight)
+            return
+        module = owner._modules[name]
+        assert module is not None
+        layer = twin(module, plan, weight)
         for place in self.paths[path]:
             put_module(model, place, layer)
 
@@ -107,7 +136,7 @@ class Stream:
         Raises QuantError where a weight was never handed over.
         """
         rest = {path: plan for path, plan in self.plans.items() if path not in self.paths}
-        missing = [path for path in self.paths if not isinstance(model.get_submodule(path), QuantLinear)]
+        missing = [path for path in self.paths if not isinstance(_held(model, path), (QuantLinear, QuantStack))]
         if missing:
             raise QuantError(
                 f"the checkpoint holds no weight for {len(missing)} layers, {missing[0]} among them",
@@ -117,6 +146,17 @@ class Stream:
         exchange(model, rest)
         start_layers(model)
         return report(model, self.policy.name, self.target)
+
+
+def _owner(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module that a layer hangs in, and its name there."""
+    parent, _, name = path.rpartition(".")
+    return model.get_submodule(parent), name
+
+
+def _held(model: nn.Module, path: str) -> Any:
+    owner, name = _owner(model, path)
+    return owner._modules.get(name)
 
 
 def _check_shape(found: tuple[int, ...], expected: tuple[int, ...], where: str) -> None:

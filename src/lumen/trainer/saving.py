@@ -29,6 +29,7 @@ from lumen.checkpoint import (
 )
 from lumen.core.errors import CheckpointError, ConfigError
 from lumen.core.log import say, warn
+from lumen.quant.experts import QuantStack
 from lumen.quant.linear import QuantLinear
 from lumen.trainer.config import RunConfig
 from lumen.trainer.run import Run
@@ -45,7 +46,10 @@ def dense_state(model: Any) -> dict[str, torch.Tensor]:
     for name, module in model.named_modules():
         if isinstance(module, QuantLinear):
             state = {k: v for k, v in state.items() if not k.startswith(f"{name}.") or k == f"{name}.bias"}
-            state[f"{name}.weight"] = module.weight.detach()
+            state[f"{name}.weight"] = module.original_weight().contiguous()
+        elif isinstance(module, QuantStack):
+            state = {k: v for k, v in state.items() if not k.startswith(f"{name}.")}
+            state[name] = module.original().detach()
     return state
 
 
