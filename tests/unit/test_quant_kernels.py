@@ -72,4 +72,30 @@ def test_command_prints_the_table(capsys: Any) -> None:
     assert "int8_matmul" in capsys.readouterr().out
     main(["--json", "--target", "cpu"])
     data = json.loads(capsys.readouterr().out)
-    assert [k["backend"] for k in data["kernels"] if k["chosen"]] == ["torch"]
+    chosen = [k["backend"] for k in data["kernels"] if k["chosen"] and k["op"] == "int8_matmul"]
+    assert chosen == ["torch"]
+
+
+@pytest.mark.parametrize(("flags", "kind"), [({"avx2", "avx512_vnni"}, "native"), ({"avx2", "fma"}, "emulated")])
+def test_int8_is_native_only_where_the_cores_have_dot_products(
+    flags: set[str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A report that calls int8 native on any CPU would promise twice the rate on a Zen 3."""
+    from lumen.hardware.probe import Cpu, Machine, Memory
+    from lumen.kernels import int8, registry
+
+    machine = Machine(Cpu(model="test core", flags=frozenset(flags)), Memory())
+    monkeypatch.setattr(int8, "probe", lambda: machine)
+    int8._no_dot_products.cache_clear()
+    registry._chosen.clear()
+    try:
+        chosen = select("int8_matmul", "cpu", "int8")
+        assert chosen.kind == kind and (kind == "native" or "no faster" in chosen.why)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+        from lumen.quant import quantize
+
+        report = quantize(model, "int8")
+        assert {g.kind for g in report.layers[0].gemms} == {kind}
+    finally:
+        int8._no_dot_products.cache_clear()
+        registry._chosen.clear()

@@ -12,10 +12,13 @@ follows.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from lumen.formats.integer import MAX
 from lumen.formats.scales import absmax_scale
+from lumen.hardware import probe
 from lumen.kernels.reference import int8 as reference
 from lumen.kernels.registry import Kernel, record, register, select, target_of
 
@@ -105,10 +108,27 @@ register(
         "exact integer sums through fp32; what the others are tested against", reference.int8_matmul,
     )
 )  # fmt: skip
+
+
+@functools.cache
+def _no_dot_products() -> str:
+    """Why this machine's cores have no int8 dot products; empty where they have."""
+    cpu = probe().cpu
+    return "" if cpu.int8 else f"{cpu.model} shows none of avx512_vnni, avx_vnni, amx_int8, i8mm"
+
+
 register(
     Kernel(
         "int8_matmul", "torch", ("cpu",), ("int8",), 10, "native",
-        "torch._int_mm on oneDNN: VNNI on AVX-512 and AVX2 chips, about twice the bf16 rate", _torch_cpu,
+        "torch._int_mm on oneDNN with the cores' int8 dot products (VNNI, AMX), about twice the bf16 rate", _torch_cpu,
+        lambda: _no_dot_products(),
+    )
+)  # fmt: skip
+register(
+    Kernel(
+        "int8_matmul", "torch-wide", ("cpu",), ("int8",), 5, "emulated",
+        "torch._int_mm on cores without int8 dot products: the same sums in wider integers, no faster than bf16",
+        _torch_cpu,
     )
 )  # fmt: skip
 register(

@@ -120,6 +120,12 @@ def plan_model(
         if layer.tied:
             raise tied_head(layer.name)
         plans[layer.path] = plan
+    kept = [rule for rule in policy.rules if rule.role == "saved_input" and rule.spec is not None]
+    if kept and plans and all(plan.frozen for plan in plans.values()):
+        raise QuantError(
+            f"saved_input: {kept[0].spec} would do nothing: frozen layers keep no input for wgrad",
+            fix="leave saved_input out, or train the layers' own weights",
+        )
     if policy.specs() and not plans:
         raise QuantError(
             f"recipe {policy.name!r} quantises no layer of this {type(model).__name__}",
