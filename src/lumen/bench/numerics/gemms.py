@@ -106,9 +106,12 @@ def _one(
         return None
     layer = box[0]
     assert isinstance(layer, QuantLinear)
+    if layer.pending is not None:  # smoothing measures its first input
+        layer(x)
     plan = layer.plan.gemm(gemm)
     if plan.how == "none":
         return None
+    s = layer.smooth if layer.plan.smoothed else torch.ones(inputs)
     x.requires_grad_(True)
     y = layer(x)
     y.backward(dy)
@@ -116,9 +119,10 @@ def _one(
     a, w, b = dy.double(), weight.double(), exact_x.double()
     spec_a, spec_b = plan.left, plan.right
     if gemm == "forward":
-        want, got, noise = b @ w.t(), y, (_noise(exact_x, spec_a, 1), _noise(weight, spec_b, 1))
+        want, got, noise = b @ w.t(), y, (_noise(exact_x / s, spec_a, 1), _noise(weight * s, spec_b, 1))
     elif gemm == "dgrad":
-        want, got, noise = a @ w, x.grad, (_noise(_folded(dy, weight, layer), spec_a, 1), _of_weight(weight, layer))
+        noise = _noise(_folded(dy, weight * s, layer), spec_a, 1), _of_weight(weight, s, layer)
+        want, got = a @ w, x.grad
     else:  # where dY stays in high precision, x keeps forward's groups
         want, got = a.t() @ b, linear.weight.grad
         noise = _noise(dy, spec_a, 0), _noise(exact_x, spec_b, 0 if spec_a else 1)
@@ -134,14 +138,17 @@ def _folded(dy: torch.Tensor, weight: torch.Tensor, layer: QuantLinear) -> torch
     return dy * encode(weight, spec)[1]["scale"].reshape(1, -1)
 
 
-def _of_weight(weight: torch.Tensor, layer: QuantLinear) -> float:
-    """Noise of dgrad's weight: forward's codes, codes of its own, or such made from a frozen weight's codes."""
+def _of_weight(weight: torch.Tensor, s: torch.Tensor, layer: QuantLinear) -> float:
+    """Noise of dgrad's weight: forward's codes (of W·s), its own, or such made from a frozen one's codes."""
     plan, own = layer.plan, layer.plan.dgrad.right
-    if own is None or shares_codes(plan):
-        return _noise(weight, plan.forward.right if own else None, 1)
+    if own is None or (shares_codes(plan) and plan.forward.right is None):
+        return 0.0
+    if shares_codes(plan):
+        assert plan.forward.right is not None
+        return m.noise_ratio(weight, _trip(weight * s, plan.forward.right, 1) / s)
     if plan.fresh and plan.stores_codes:
         assert plan.forward.right is not None
-        return m.noise_ratio(weight, _trip(_trip(weight, plan.forward.right, 1), own, 0))
+        return m.noise_ratio(weight, _trip(_trip(weight * s, plan.forward.right, 1) / s, own, 0))
     return _noise(weight, own, 0)
 
 
