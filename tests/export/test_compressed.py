@@ -20,6 +20,7 @@ from lumen.export.merge import MergeConfig
 from lumen.export.run import export
 from lumen.export.stage import Weights
 from lumen.formats import QuantSpec, encode
+from lumen.models.config import ModelConfig
 from lumen.models.load import load_model, quiet_progress
 
 compressed_tensors = pytest.importorskip("compressed_tensors")
@@ -178,6 +179,18 @@ def test_activations_are_quantised_when_transformers_runs_it(tmp_path: Path) -> 
     assert not torch.equal(logits["int8"], logits["w8a16"])
 
 
+@pytest.mark.parametrize(("name", "close"), [("w8a16", 1e-6), ("int4", 1e-6), ("fp8", 1e-6), ("int8", 0.02)])
+def test_lumen_loads_its_own_exports_as_codes(tmp_path: Path, name: str, close: float) -> None:
+    """int8: compressed-tensors scales a token by its largest magnitude / 127.5, ours by / 127."""
+    save_tiny(tmp_path / "base", tiny_llama(**SIZES))
+    export(config(tmp_path, name))
+    ours = load_model(ModelConfig(model_name_or_path=str(tmp_path / "out")), dtype=torch.float32, device="cpu").model
+    assert type(ours.model.layers[0].mlp.up_proj).__name__ == "QuantLinear"
+    with quiet_progress(), torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+        torch.testing.assert_close(ours(IDS).logits, theirs(IDS).logits, atol=close, rtol=0)
+
+
 def test_shards_and_their_index(tmp_path: Path) -> None:
     save_tiny(tmp_path / "base", tiny_llama(**SIZES))
     export(config(tmp_path, "fp8", export_size=0.0001))
@@ -217,6 +230,26 @@ def test_mistakes(tmp_path: Path, keys: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         export(config(tmp_path, "int4", **keys))
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == "precious" and not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("fp8", {"export_group_size": 32}),
+        ("int8", {"export_calibration_data": "rows.jsonl"}),
+        ("hf", {"export_pre_tokenizer": "qwen2"}),
+    ],
+)
+def test_a_key_that_the_format_would_ignore_is_refused(tmp_path: Path, name: str, keys: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="has no meaning"):
+        export(config(tmp_path, name, **keys))
+
+
+def test_merge_does_not_ignore_a_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny(tmp_path / "base")
+    words = ["--model", str(tmp_path / "base"), "--out", str(tmp_path / "out"), "export_format=int8"]
+    assert run(["merge", *words]) == 2 and "lumen export" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_a_quantised_source_is_refused(tmp_path: Path) -> None:

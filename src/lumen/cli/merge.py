@@ -1,10 +1,10 @@
-"""`lumen merge` and `lumen export`: merge an adapter into its base, write a Hugging Face directory, verify it."""
+"""`lumen merge`: merge an adapter into its base, write a Hugging Face directory, verify it."""
 
 from __future__ import annotations
 
 import sys
 
-USAGE = """usage: lumen {verb} [MERGE.yaml] [--adapter DIR] [--out DIR] [--model BASE] [key=value ...]
+USAGE = """usage: lumen merge [MERGE.yaml] [--adapter DIR] [--out DIR] [--model BASE] [key=value ...]
 
 Merge an adapter into its base (fp32 arithmetic), write a Hugging Face directory, load it again and compare its logits
 with the adapted model's. LLaMA-Factory's merge files are accepted. Without --adapter a full or freeze checkpoint is
@@ -24,23 +24,29 @@ FLAGS = ("--allow-unchanged", "--no-verify", "--json", "--allow-remote-code")
 SHORT = {"--adapter": "adapter_name_or_path", "--out": "export_dir", "--model": "model_name_or_path"}
 
 
-def main(argv: list[str], verb: str = "merge") -> int:
+def main(argv: list[str]) -> int:
     from lumen.cli.arguments import renamed, split
 
     arguments = split(renamed(argv, SHORT), FLAGS)
     if arguments.help:
-        print(USAGE.format(verb=verb), end="")
+        print(USAGE, end="")
         return 0
     if not argv:
-        print(USAGE.format(verb=verb), end="", file=sys.stderr)
+        print(USAGE, end="", file=sys.stderr)
         return 2
     from lumen.config import load
-    from lumen.core import note
+    from lumen.core import ConfigError, note
 
     values = {"allow_remote_code": True} if "--allow-remote-code" in arguments.flags else {}
     loaded = load(arguments.file, arguments.overrides, values=values, needs=("export_dir",))
     for line in loaded.notes:
         note(line)
+    if loaded.run.export_format != "hf":
+        raise ConfigError(
+            f"`lumen merge` writes a merged directory, not {loaded.run.export_format}",
+            where="export_format",
+            fix="lumen export, with the same file",
+        )
     from lumen.export.merge import merge
 
     result = merge(

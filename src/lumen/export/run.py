@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lumen.core import ConfigError, say
+from lumen.core import ConfigError, note, say
 from lumen.core.files import atomic_directory, atomic_write_json
 from lumen.export import handover
 from lumen.export.adapter import export_adapter
@@ -41,12 +41,34 @@ def export(config: Any, *, allow_unchanged: bool = False) -> ExportResult:
     begin = time.monotonic()
     target = TARGETS[config.export_format]
     writer = WRITERS[target.kind]
+    _refuse_unused(config)
     config = complete(config)
     directory = Path(config.export_dir).expanduser()
     with _scratch(directory) as scratch:
         result = writer(config, target, directory, scratch, allow_unchanged)
     result.seconds = round(time.monotonic() - begin, 2)
     return result
+
+
+_BELONGS = {
+    "export_group_size": ("int4",),
+    "export_calibration_data": ("fp8-static",),
+    "export_pre_tokenizer": tuple(name for name, target in TARGETS.items() if target.kind == "gguf"),
+}
+"""Keys that only some formats read."""
+
+
+def _refuse_unused(config: Any) -> None:
+    """Raise ConfigError for a key that the format would ignore."""
+    for key, formats in _BELONGS.items():
+        if getattr(config, key) is not None and config.export_format not in formats:
+            raise ConfigError(
+                f"{key} has no meaning for export_format: {config.export_format}",
+                where=key,
+                fix=f"leave it out; it belongs to {', '.join(formats)}",
+            )
+    if config.export_format.startswith(("gguf", "onnx")) and config.export_size != type(config)().export_size:
+        note(f"export_size changes nothing: {config.export_format} is one file")
 
 
 @contextmanager

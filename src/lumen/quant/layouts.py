@@ -99,7 +99,8 @@ def from_disk(found: Mapping[str, torch.Tensor], spec: QuantSpec | None, where: 
     if "_packed" in found:
         _need(found, ("_packed", "_scale"), where)
         shape = tuple(found["_shape"].tolist()) if "_shape" in found else None
-        return Stored((_nibbles(found["_packed"], shape), found["_scale"]), spec, shape)
+        read = _bytes if spec.element == "int8" else _nibbles
+        return Stored((read(found["_packed"], shape), found["_scale"]), spec, shape)
     names = ("", *(f"_{name}" for name in scale_names(spec)))
     _need(found, names, where)
     return Stored(tuple(found[name] for name in names), spec, None)
@@ -193,3 +194,9 @@ def _nibbles(words: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor
     """The inverse; the padding of a row goes where `shape` says how long it is."""
     codes = words.contiguous().view(torch.uint8)
     return codes if shape is None else codes[..., : packed_size(shape[-1], 4)].contiguous()
+
+
+def _bytes(words: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor:
+    """8-bit codes of W8A16, four to a word and plus 128 → int8 codes."""
+    codes = (words.contiguous().view(torch.uint8).to(torch.int16) - 128).to(torch.int8)
+    return codes if shape is None else codes[..., : shape[-1]].contiguous()
