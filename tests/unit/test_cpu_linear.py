@@ -135,6 +135,12 @@ def test_what_it_does_not_take_runs_as_before() -> None:
         with model.disable_adapter():
             model(input_ids=ids)
         assert len(ran) == 14  # PEFT's own forward
+        layers = [m for m in model.modules() if isinstance(m, NativeLoraLinear)]
+        seen: list[int] = []
+        layers[0].base_layer.register_forward_hook(lambda *_: seen.append(1))
+        layers[1].planned = "another plan"
+        model(input_ids=ids)
+        assert len(ran) == 14 + 12 and seen == [1]
 
 
 def test_bias_is_added() -> None:

@@ -27,17 +27,23 @@ _ROW = QuantSpec.parse("int8:row")
 
 
 class NativeLoraLinear(FusedLoraLinear):
-    """`FusedLoraLinear` by the C++ kernel.  `codes`: of the weight, for an int8 input gradient."""
+    """`FusedLoraLinear` by the C++ kernel.
+
+    codes: of the weight, for an int8 input gradient.  planned: the base layer's plan that they were made for.
+    """
 
     codes: Codes | None
+    planned: Any
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x [..., in] → [..., out]; anything but bf16 outside autocast runs the fused forward."""
         other = args or kwargs or x.dtype != torch.bfloat16 or torch.is_autocast_enabled("cpu")
-        if other or why_not_fused(self) is not None:
+        base: Any = self.base_layer
+        # someone watches the base layer, or gave it another format since
+        other = other or base._forward_hooks or base._forward_pre_hooks
+        if other or getattr(base, "plan", None) is not self.planned or why_not_fused(self) is not None:
             return super().forward(x, *args, **kwargs)
         (name,) = self.active_adapters
-        base: Any = self.base_layer
         down: Any = self.lora_A[name].weight
         up: Any = self.lora_B[name].weight
         flat = x.reshape(-1, x.shape[-1])
@@ -87,7 +93,7 @@ def use_native_lora(model: nn.Module) -> dict[str, int]:
             codes = None
             if isinstance(base, QuantLinear):
                 codes = pack_codes(*weight_codes(base._master().detach(), base.plan)[1])
-            module.__dict__["codes"] = codes
+            module.__dict__.update(codes=codes, planned=getattr(base, "plan", None))
             module.__class__ = NativeLoraLinear
         counts[reason or ""] += 1
     return dict(counts)
