@@ -141,3 +141,44 @@ def test_other_codes_are_refused_by_name(tmp_path: Path) -> None:
     path.write_text(json.dumps(plain))
     with pytest.raises(ModelError, match=r"LLM\.int8 is not read"):
         load_model(config, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "recipe"),
+    [("llama", "nf4"), ("llama", "int8-weight-only"), ("llama", "int4"), ("llama", "mxfp8"), ("mixtral", "nf4")],
+)
+def test_saved_codes_load_with_the_same_bytes(architecture: str, recipe: str, tmp_path: Path) -> None:
+    """In shards; the config names the format, so nothing reads codes as weights."""
+    from lumen.models.save_codes import save_codes
+
+    model = tiny_model(architecture, dtype=torch.bfloat16, tie_word_embeddings=architecture == "llama")
+    quantize(model, recipe, frozen=True)
+    save_codes(model, tmp_path, max_shard_size="30KB")
+    tiny_tokenizer().save_pretrained(tmp_path)
+    loaded = load_model(ModelConfig(model_name_or_path=str(tmp_path)), device="cpu")
+    assert loaded.quant is not None
+    first, second = model.state_dict(), loaded.model.state_dict()
+    assert set(first) == set(second)
+    for key, value in first.items():
+        assert value.dtype == second[key].dtype and torch.equal(value.float(), second[key].float()), key
+    dense = tiny_model(architecture)
+    with pytest.raises(ModelError, match="no weight"):
+        save_codes(dense, tmp_path / "x")
+
+
+def test_transformers_loads_our_nf4_directory(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM
+
+    from lumen.models.save_codes import save_codes
+
+    model = tiny_llama(hidden_size=64, intermediate_size=128, head_dim=16, dtype=torch.bfloat16)
+    quantize(model, "nf4", frozen=True)
+    save_codes(model, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map={"": "cpu"})
+    weight = theirs.model.layers[0].mlp.up_proj.weight
+    assert type(weight).__name__ == "Params4bit" and weight.quant_state.nested
+    ours = model.model.layers[0].mlp.up_proj
+    assert torch.equal(weight.data.reshape(-1), ours._parameters["weight"].reshape(-1))
+    ids = torch.arange(5, 21)[None]
+    torch.testing.assert_close(theirs(input_ids=ids).logits, model(input_ids=ids).logits, rtol=0.02, atol=0.02)

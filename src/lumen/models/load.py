@@ -208,7 +208,7 @@ def _load_in_codes(
             state = streaming.read_safetensors(streaming.safetensors_files(source.path, **arguments))
         if is_stored:
             specs = quantised.stored_specs(settings, state)
-            state = quantised.group_codes(state, specs)
+            state = quantised.group_codes(state, specs, settings)
             policy = stream.policy if stream is not None else quantised.stored_policy(settings, specs)
             chip = None if stream is None else stream.target
             stream = Stream(policy, frozen=True if stream is None else stream.frozen, specs=specs, target=chip)

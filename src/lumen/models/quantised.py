@@ -2,7 +2,7 @@
 
     bitsandbytes         NF4, with or without double quantisation (its files explain themselves)
     compressed-tensors   symmetric int8, int4 and fp8, per channel, tensor, group or block
-    lumen                whatever `quant.save` wrote: module name → spec
+    lumen                what `models.save_codes` wrote: module name → spec
 
 The codes are taken as they are: nothing is rounded twice, and saving them again gives the same bytes.
 """
@@ -49,14 +49,18 @@ def stored_policy(settings: Mapping[str, Any], specs: Mapping[str, QuantSpec]) -
     return Policy(tuple(rules), f"as stored ({settings.get('quant_method')})")
 
 
-def group_codes(state: Mapping[str, Any], specs: Mapping[str, QuantSpec]) -> dict[str, Any]:
-    """The same state with the keys of each stored weight under one, `NAME.weight`."""
+def group_codes(
+    state: Mapping[str, Any], specs: Mapping[str, QuantSpec], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same state with the keys of each stored weight under one: `NAME.weight`, or a stack of experts' `NAME`."""
+    stacks = set(settings.get("stacks") or ())
     grouped: dict[str, Any] = {}
     for key, part in state.items():
         module, _, suffix = key.partition(".weight")
         if module in specs and (suffix in SUFFIXES or suffix.startswith(".")):
-            codes = grouped.setdefault(f"{module}.weight", CodesInFile({}))
-            codes.slices[suffix] = _scale_of(part, specs[module]) if suffix == "_scale" else part
+            codes = grouped.setdefault(module if module in stacks else f"{module}.weight", CodesInFile({}))
+            foreign = suffix == "_scale" and settings.get("quant_method") == "compressed-tensors"
+            codes.slices[suffix] = _Scale(part, specs[module].granularity.kind == "tensor") if foreign else part
         else:
             grouped[key] = part
     return grouped
@@ -71,12 +75,6 @@ class _Scale:
     def __getitem__(self, _: Any) -> torch.Tensor:
         scale = self.part[...].float()
         return scale.reshape(()) if self.scalar else scale
-
-
-def _scale_of(part: Any, spec: QuantSpec) -> Any:
-    if spec.element in ("int8", "int4", "e4m3", "e5m2"):
-        return _Scale(part, spec.granularity.kind == "tensor")
-    return part
 
 
 def _bitsandbytes(state: Mapping[str, Any]) -> dict[str, QuantSpec]:

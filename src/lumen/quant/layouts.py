@@ -11,7 +11,7 @@ that the world already reads, so that a file written here loads elsewhere and ba
     the rest       ours                   weight, weight_scale and what else the format needs
 
 bitsandbytes' JSON holds block size, shape, dtype and the mean of the absmax values, so these files explain themselves;
-the others need the spec, which a directory written by `quant.save` keeps in its config.json.
+the others need the spec, which a directory written by `models.save_codes` keeps in its config.json.
 
 compressed-tensors packs eight 4-bit codes q + 8 into an int32, code i at bits 4i: on a little-endian machine these are
 our bytes (low nibble first), rows padded to whole words.

@@ -44,6 +44,7 @@ def as_codes(codes: torch.Tensor, spec: QuantSpec) -> torch.Tensor:
 
 def put(module: nn.Module, name: str, parts: Parts, spec: QuantSpec) -> None:
     """Make `parts` the weight `name` of a module."""
+    parts = tuple(_own(part) for part in parts)
     module._parameters[name] = nn.Parameter(as_bytes(parts[0]), requires_grad=False)
     for scale, part in zip(scale_names(spec), parts[1:], strict=True):
         buffer = f"{name}_{scale}"
@@ -51,6 +52,12 @@ def put(module: nn.Module, name: str, parts: Parts, spec: QuantSpec) -> None:
             module._buffers[buffer] = part
         else:
             module.register_buffer(buffer, part)
+
+
+def _own(part: torch.Tensor) -> torch.Tensor:
+    """Without the rest of a larger storage, which would stay in memory and which safetensors refuses to write."""
+    whole = part.is_meta or hasattr(part, "placements") or part.untyped_storage().nbytes() == part.nbytes
+    return part if whole else part.clone()
 
 
 def parts_of(module: nn.Module, name: str, spec: QuantSpec) -> Parts:
