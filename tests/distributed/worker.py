@@ -41,10 +41,14 @@ class Block(nn.Module):
 
 
 def steady_recipes() -> list[str]:
-    """Recipes whose result depends on nothing but the operands: no random rounding, no history of scales."""
+    """Recipes whose result depends on nothing but the operands: no random rounding, no history, no calibration."""
     ready = [name for name, why in recipes.available().items() if not why and name != "bf16"]
     specs = {name: recipes.recipe(name).specs() for name in ready}
-    return [n for n in ready if all(s.rounding == "nearest" and s.scaling == "dynamic" for s in specs[n])]
+    return [
+        name
+        for name in ready
+        if all((s.rounding, s.scaling) == ("nearest", "dynamic") and s.transform != "smooth" for s in specs[name])
+    ]
 
 
 def model_of(recipe: str, frozen: bool) -> nn.Module:

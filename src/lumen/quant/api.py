@@ -166,11 +166,16 @@ def dequantize(model: nn.Module) -> None:
     """
     _check_bare(model, "dequantise")
     made: dict[int, nn.Linear] = {}
+    of_codes: dict[int, nn.Parameter] = {}
     has_adapter = any(hasattr(m, "base_layer") for m in model.modules())
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if isinstance(module, QuantLinear):
             adapted = "base_layer" in path.split(".")
-            put_module(model, path, made.setdefault(id(module), module.to_linear(adapted=adapted)))
+            linear = made.setdefault(id(module), module.to_linear(adapted=adapted))
+            weight = linear._parameters["weight"]
+            assert weight is not None
+            linear.weight = of_codes.setdefault(id(module._parameters["weight"]), weight)
+            put_module(model, path, linear)
         unwrap(module, adapted=has_adapter)
 
 
@@ -198,6 +203,7 @@ def _check_rows(layer: Found, plan: LayerPlan) -> None:
 def exchange(model: nn.Module, plans: Mapping[str, LayerPlan]) -> None:
     """Put the quantised twins of the layers at these paths in their places."""
     made: dict[int, QuantLinear] = {}
+    of_weight: dict[tuple[int, LayerPlan], QuantLinear] = {}
     for path, plan in plans.items():
         parent, _, name = path.rpartition(".")
         owner = model.get_submodule(parent)
@@ -207,7 +213,8 @@ def exchange(model: nn.Module, plans: Mapping[str, LayerPlan]) -> None:
         module = owner._modules[name]
         assert module is not None
         if id(module) not in made:
-            made[id(module)] = twin(module, plan)
+            layer = made[id(module)] = twin(module, plan)
+            layer.share_codes(of_weight.setdefault((id(module._parameters["weight"]), plan), layer))
         put_module(model, path, made[id(module)])
 
 

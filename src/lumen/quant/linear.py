@@ -84,6 +84,7 @@ class QuantLinear(nn.Linear):
         self.in_features, self.out_features = in_features, out_features
         self.plan, self.compute_dtype = plan, dtype
         self.clock: Clock | None = None
+        self._name = ""
         self.calibrating = False
         self.pending: LayerPlan | None = None
         self.observer: Observer | None = None
@@ -126,7 +127,7 @@ class QuantLinear(nn.Linear):
         """
         device, plan = self._master().device, self.pending or self.plan
         if plan.stochastic:
-            self.clock = clock
+            self.clock, self._name = clock, name
             self.register_buffer("noise_keys", noise_keys(name).to(device), persistent=False)
         if plan.tracked:
             roles, length = len(scaling.HISTORY_ROLES), plan.delayed.history
@@ -161,6 +162,13 @@ class QuantLinear(nn.Linear):
             first.see(x)
             assert self.pending is not None
             self.settle(*first.measure(self._turn(self._master()), self.pending))
+
+    def share_codes(self, other: QuantLinear) -> None:
+        """Two layers that shared one weight store one set of codes."""
+        self._was_trainable = other._was_trainable
+        if self.plan.stores_codes and other is not self:
+            self._parameters["weight"] = other._parameters["weight"]
+            self._buffers |= {k: v for k, v in other._buffers.items() if k.startswith("weight_")}
 
     def to_linear(self, *, adapted: bool = False) -> nn.Linear:
         """The nn.Linear again: the same master, or the dequantised codes, requiring a gradient as before quantising.
@@ -298,6 +306,9 @@ class QuantLinear(nn.Linear):
                 self._buffers[name] = before.to(after.device)
         if codes is not None and self._master().dtype != codes.dtype:  # FP8 codes count as floating-point to torch
             self._parameters["weight"] = nn.Parameter(codes.to(self._master().device), requires_grad=False)
+        keys = self._buffers.get("noise_keys")
+        if keys is not None and not keys.is_meta:  # in no file: after `to_empty` they are made anew
+            self._buffers["noise_keys"] = noise_keys(self._name).to(keys.device)
         self._cache = None
         return self
 
@@ -371,5 +382,5 @@ class QuantLinear(nn.Linear):
 def share_hooks(source: nn.Module, target: nn.Module) -> None:
     """Hooks that others registered stay registered, and their handles keep working."""
     for name, value in source.__dict__.items():
-        if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+        if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) or name == "_is_full_backward_hook":
             target.__dict__[name] = value
