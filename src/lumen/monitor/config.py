@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from lumen.core import Config, Count, NonNegative, Positive, StrList
+from lumen.core import Config, Count, Int, NonNegative, Positive, StrList
 
 
 def _reports(names: list[str]) -> list[str]:
@@ -16,6 +16,9 @@ def _reports(names: list[str]) -> list[str]:
             f"must be none or tensorboard; {unknown[0]} is not supported (metrics.jsonl is always written)"
         )
     return names
+
+
+Port = Annotated[Int, Field(ge=0, le=65535)]
 
 
 class MonitorSection(Config):
@@ -34,6 +37,12 @@ class MonitorSection(Config):
 
     temperature_interval_s: Positive = 5.0
     """Seconds between two readings of the temperature. Default: 5."""
+
+    prometheus_port: Port | None = None
+    """Serve the run's metrics for Prometheus on this port; 0: any free one. Default: null, not served."""
+
+    prometheus_host: str = "127.0.0.1"
+    """Address to serve them on. Default: 127.0.0.1, this machine only."""
 
     @model_validator(mode="after")
     def _in_order(self) -> MonitorSection:
@@ -68,4 +77,4 @@ class MonitorConfig(Config):
     """Switch the progress bar off. Default: null, off where standard error is no terminal."""
 
     monitor: MonitorSection = MonitorSection()
-    """Temperature limits. Default: slower above 85 °C on a GPU."""
+    """Temperature limits and Prometheus. Default: slower above 85 °C on a GPU, no endpoint."""

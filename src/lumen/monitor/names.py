@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """key: in metrics.jsonl.  prometheus: exported name.  kind: gauge or counter.  text: what it is, with unit."""
+    """key: in metrics.jsonl.  prometheus: exported name.  kind: gauge, counter, histogram.  text: what, with unit."""
 
     key: str
     prometheus: str
@@ -27,7 +27,7 @@ METRICS = (
     Metric("train/tokens_total", "lumen_train_tokens_total", "counter", "real (not padded) tokens trained on"),
     Metric("train/loss_tokens_total", "lumen_train_loss_tokens_total", "counter", "labelled tokens trained on"),
     Metric("train/tokens_per_second", "lumen_train_tokens_per_second", "gauge", "real tokens a second"),
-    Metric("train/step_seconds", "lumen_train_step_duration_seconds", "gauge", "mean seconds of an optimizer step"),
+    Metric("train/step_seconds", "lumen_train_step_duration_seconds", "histogram", "seconds of an optimizer step"),
     Metric("train/skipped_total", "lumen_train_skipped_steps_total", "counter", "steps skipped: not finite"),
     Metric("train/loss_scale", "lumen_train_loss_scale", "gauge", "fp16 loss scale"),
     Metric("eval/loss", "lumen_eval_loss", "gauge", "held-out loss per labelled token, nats"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from lumen.core.errors import ConfigError
 from lumen.core.log import note
 from lumen.monitor.config import MonitorConfig
 from lumen.monitor.progress import ProgressBar
+from lumen.monitor.prometheus import Endpoint
 from lumen.monitor.records import Records
 
 _ELSEWHERE = {"wandb", "swanlab", "mlflow", "comet_ml", "neptune", "clearml", "trackio", "dvclive", "azure_ml", "all"}
@@ -47,6 +49,10 @@ class Reporter:
         self.bar: ProgressBar | None = None
         self.board: Any = None
         self._rate = 0.0
+        self.endpoint: Endpoint | None = None
+        if config.monitor.prometheus_port is not None:
+            name = config.run_name or directory.name
+            self.endpoint = Endpoint(name, config.monitor.prometheus_port, config.monitor.prometheus_host, version())
         if "tensorboard" in reporters(list(config.report_to)):
             self.board = _tensorboard(
                 Path(config.logging_dir) if config.logging_dir else directory / "runs", resume_step
@@ -60,6 +66,8 @@ class Reporter:
     def write(self, record: dict[str, Any]) -> None:
         """A record: `step`, and metrics or an event."""
         self.file.write(record)
+        if self.endpoint is not None:
+            self.endpoint.write(record)
         if self.bar is not None:
             self.bar.record(record)
         if self.board is not None:
@@ -71,6 +79,8 @@ class Reporter:
     def step(self, step: int, result: HasNumbers) -> None:
         """A step was made; moves the bar.  The rate shown is smoothed over about ten steps."""
         rate = result.tokens / max(result.seconds, 1e-9)
+        if self.endpoint is not None:
+            self.endpoint.step(result.seconds)
         self._rate = rate if self._rate == 0 else 0.9 * self._rate + 0.1 * rate
         if self.bar is not None:
             self.bar.step(step, loss=result.loss, tokens_per_second=self._rate)
@@ -78,8 +88,18 @@ class Reporter:
     def close(self) -> None:
         """Close the files."""
         self.file.close()
+        if self.endpoint is not None:
+            self.endpoint.close()
         if self.board is not None:
             self.board.close()
+
+
+def version() -> str:
+    """Lumen's version as installed, '' from a checkout."""
+    try:
+        return metadata.version("lumen-train")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _tensorboard(directory: Path, resume_step: int | None) -> Any:
