@@ -71,13 +71,17 @@ def nested(name: str) -> type[BaseModel] | None:
 def _fields(model: type[BaseModel], names: list[str]) -> list[tuple[str, str, type[BaseModel], str]]:
     """(dotted key, field, model, indentation) of fields and of those of their sections."""
     rows: list[tuple[str, str, type[BaseModel], str]] = []
+
+    def visit(owner: type[BaseModel], field: str, dotted: str, indent: str) -> None:
+        rows.append((dotted, field, owner, indent))
+        inner = section(owner, field)
+        if inner is not None and isinstance(owner.model_fields[field].default, BaseModel):  # not a list of sections
+            for nested in inner.model_fields:
+                visit(inner, nested, f"{dotted}.{nested}", indent + "  ")
+
     for name in names:
-        if name in COMMAND_LINE_ONLY:
-            continue
-        rows.append((name, name, model, ""))
-        inner = section(model, name)
-        if inner is not None:
-            rows += [(f"{name}.{field}", field, inner, "  ") for field in inner.model_fields]
+        if name not in COMMAND_LINE_ONLY:
+            visit(model, name, name, "")
     return rows
 
 

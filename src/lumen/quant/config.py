@@ -56,8 +56,8 @@ class SmoothSection(Config):
     alpha: float = 0.7
     """Share of the outliers that the weight takes over, 0 to 1. Default: 0.7."""
 
-    target_db: float = 30.0
-    """Output SQNR in dB below which a layer is cut into groups along K. Default: 30."""
+    target_db: float = 35.0
+    """Output SQNR in dB below which a layer is cut into groups along K. Default: 35."""
 
     batches: int = 4
     """Micro-batches of the training data to calibrate on. Default: 4."""

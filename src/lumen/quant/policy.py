@@ -76,7 +76,7 @@ class Smoothing:
     groups along K.  batches: micro-batches that a run calibrates on."""
 
     alpha: float = 0.7
-    target_db: float = 30.0
+    target_db: float = 35.0
     batches: int = 4
 
     def __post_init__(self) -> None:

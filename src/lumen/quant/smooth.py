@@ -14,7 +14,9 @@ s is measured before the first step and then kept: it is a buffer, `smooth`, and
 
 **Groups.**  Some layers (down_proj, whose input is a product of two activations) have outliers in single values too.
 There the sum over K is cut into groups with a scale each: Σ_g sx[m, g] · sw[n, g] · (integer product over g).  A layer
-gets the largest group whose measured output error on the calibration rows reaches `target_db`; most need none.
+gets the largest group whose measured output error on the calibration rows reaches `target_db`; most need none.  35 dB
+parts them on SmolLM2-135M: smoothed, down_proj has 32 to 33 without groups and 36 in groups of 192, all other layers
+have 35 to 42 (docs/quantisation.md).
 
 Source: SmoothQuant (arXiv 2211.10438).
 """
