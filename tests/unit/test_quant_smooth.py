@@ -11,8 +11,9 @@ from tests.helpers import tiny_llama
 from torch import nn
 
 from lumen.core import QuantError
-from lumen.kernels import trace
+from lumen.kernels import select, trace
 from lumen.quant import QuantLinear, dequantize, quantize
+from lumen.quant.report import layer_report
 from lumen.quant.smooth import factors, restore, smoothings
 
 K, N = 384, 64
@@ -93,6 +94,9 @@ def test_groups_are_chosen_by_measured_error_and_run_on_the_integer_product(froz
         y.backward(torch.randn(96, N))
     group = int(layer.smooth_group)
     assert group and K % group == 0 and forward == K // group
+    told = {g.gemm: (g.left, g.kind) for g in layer_report("layer", layer, "cpu").gemms}
+    assert told["forward"] == (f"int8:group{group}:absmax", select("int8_matmul", "cpu", "int8").kind)
+    assert told["dgrad"][1] == told["forward"][1]
     assert len(calls) - forward == (K // group if frozen else 2)
     assert db(y.detach(), exact) > db(base(x).detach(), exact) + 1.5
     want = layer.weight.detach().float() if frozen else weight

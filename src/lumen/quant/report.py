@@ -161,18 +161,18 @@ def layer_report(name: str, layer: QuantLinear | QuantStack, target: str) -> Lay
         size += round(sum(bits_per_value(s, each) / 8 * numel for s in own if s is not None))
     stored = plan.forward.right.full() if plan.stores_codes and plan.forward.right else str(master.dtype)[6:]
     gemms = tuple(
-        gemm_report(gemm, plan.gemm(gemm), plan.stores_codes, target)
+        gemm_report(gemm, plan.gemm(gemm), plan.stores_codes, target, grouped=plan.groups(gemm) > 0)
         for gemm in GEMMS
         if not (gemm == "wgrad" and plan.frozen)
     )
     return LayerReport(name, shape, stored, plan.frozen, size / max(numel, 1), gemms)
 
 
-def gemm_report(gemm: str, plan: GemmPlan, stored: bool, target: str) -> GemmReport:
-    """How one product runs on a chip and why."""
+def gemm_report(gemm: str, plan: GemmPlan, stored: bool, target: str, *, grouped: bool = False) -> GemmReport:
+    """How one product runs on a chip and why.  grouped: as a sum of integer products over groups of K."""
     left, right = (spec.full() if spec else "none" for spec in (plan.left, plan.right))
     roles = OF_GEMM[gemm]
-    if plan.how == "int8":
+    if plan.how == "int8" or grouped:
         try:
             kernel = select("int8_matmul", target, "int8")
             kind, why = kernel.kind, kernel.why
