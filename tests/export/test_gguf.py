@@ -19,6 +19,7 @@ from lumen.core import ConfigError, ModelError
 from lumen.export.gguf_model import permuted
 from lumen.export.gguf_vocab import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, pre_tokenizer, vocabulary
 from lumen.export.merge import MergeConfig
+from lumen.export.ollama import modelfile
 from lumen.export.run import export
 from lumen.formats import QuantSpec, decode, encode
 from lumen.models.config import ModelConfig
@@ -283,6 +284,16 @@ def test_the_modelfile_has_a_template_only_where_it_renders_the_same(tmp_path: P
     assert one.startswith("FROM ./base-one-Q8_0.gguf\n") and 'PARAMETER stop "<|im_end|>"' in one
     assert "<|im_start|>user\n{{ .Prompt }}<|im_end|>\n{{ end }}<|im_start|>assistant\n{{ .Response }}" in one
     assert "TEMPLATE" not in two.replace("add TEMPLATE by hand", "") and "#" in two
+
+
+def test_a_system_message_that_the_template_adds_itself_is_kept() -> None:
+    path = smollm2_gguf()
+    with quick_gguf():
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    text, form = modelfile("a.gguf", tokenizer, "apache-2.0")
+    assert form == "chatml" and 'SYSTEM """You are a helpful AI assistant named SmolLM' in text
+    tokenizer.chat_template = "{{ 'Be good.' }}" + tokenizer.chat_template
+    assert modelfile("a.gguf", tokenizer, None)[1] is None
 
 
 def test_the_file_trains_on_as_any_model_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

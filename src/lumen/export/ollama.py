@@ -2,7 +2,8 @@
 
 Ollama renders chats with Go templates and cannot run the Jinja template of the GGUF file, so a template is only written
 where it is one of the well-known forms, and only after the form was checked: the form and the Jinja template must
-render the same text for short and longer conversations.  Otherwise the Modelfile says that it has none.
+render the same text for short and longer conversations; a system message that the template adds by itself becomes
+SYSTEM.  Otherwise the Modelfile says that it has none.
 """
 
 from __future__ import annotations
@@ -38,6 +39,24 @@ def form_of(tokenizer: Any) -> str | None:
     return None
 
 
+def default_system(tokenizer: Any, name: str) -> str | None:
+    """The system message that the template writes by itself where a chat has none: "" for none, None if unclear."""
+    form = _FORMS[name]
+    chat = [{"role": "user", "content": "Hello"}]
+    text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    rest = _render(form, chat)
+    before, _, after = form[1].partition("{}")
+    if not text.startswith((before or rest, rest)):  # bos may be the form's own first token
+        text = text.removeprefix(tokenizer.bos_token or "")
+    if text == rest:
+        return ""
+    if form[1] and text.endswith(rest) and text.startswith(before):
+        turn = text.removesuffix(rest)
+        if turn.endswith(after):
+            return turn.removeprefix(before).removesuffix(after)
+    return None
+
+
 def _chats(system: bool) -> list[list[dict[str, str]]]:
     turns = [{"role": "user", "content": "Hello 世界"}, {"role": "assistant", "content": "Hi."}]
     more = [*turns, {"role": "user", "content": "And now?"}]
@@ -70,11 +89,16 @@ def modelfile(gguf_name: str, tokenizer: Any, license_name: str | None) -> tuple
     """The file's text, and the name of the form (None: no template could be expressed)."""
     lines = [f"FROM ./{gguf_name}"]
     form = form_of(tokenizer) if tokenizer.chat_template else None
+    system_text = default_system(tokenizer, form) if form else None
+    if system_text is None:
+        form = None
     if form is not None:
         _, system, user, opening, end = _FORMS[form]
         parts = ["{{ if .System }}" + system.format("{{ .System }}") + "{{ end }}"] if system else []
         parts += ["{{ if .Prompt }}" + user.format("{{ .Prompt }}") + "{{ end }}" + opening + "{{ .Response }}" + end]
         lines.append('TEMPLATE """' + "".join(parts) + '"""')
+        if system_text:
+            lines.append(f'SYSTEM """{system_text}"""')
         lines.append(f'PARAMETER stop "{end.strip()}"')
     elif tokenizer.chat_template:
         lines.append("# The chat template is not one that Ollama's language is known to express; add TEMPLATE by hand.")
