@@ -182,3 +182,35 @@ def test_transformers_loads_our_nf4_directory(tmp_path: Path) -> None:
     assert torch.equal(weight.data.reshape(-1), ours._parameters["weight"].reshape(-1))
     ids = torch.arange(5, 21)[None]
     torch.testing.assert_close(theirs(input_ids=ids).logits, model(input_ids=ids).logits, rtol=0.02, atol=0.02)
+
+
+def test_merging_into_a_base_of_codes_writes_plain_weights(tmp_path: Path) -> None:
+    """Fails if a layer without an adapter stays codes: its bytes would be read as weights."""
+    from lumen.adapters.config import AdapterConfig
+    from lumen.adapters.inject import inject
+    from lumen.adapters.save import save_adapter
+    from lumen.models.save_codes import save_codes
+
+    base = tiny_llama(dtype=torch.bfloat16)
+    quantize(base, "nf4", frozen=True)
+    save_codes(base, tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    config = ModelConfig(model_name_or_path=str(tmp_path / "base"))
+    adapted = inject(load_model(config, device="cpu").model, AdapterConfig(lora_rank=2, lora_target=["q_proj"]))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    save_adapter(adapted, tmp_path / "adapter")
+    from lumen.export.merge import MergeConfig, merge
+
+    merge(
+        MergeConfig(
+            model_name_or_path=str(tmp_path / "base"),
+            adapter_name_or_path=[str(tmp_path / "adapter")],
+            export_dir=str(tmp_path / "merged"),
+        )
+    )
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert all(v.dtype == torch.bfloat16 for v in merged.values()), {k: v.dtype for k, v in merged.items()}
+    up = base.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(merged["model.layers.0.mlp.up_proj.weight"], up)

@@ -34,6 +34,7 @@ from lumen.export.card import licence_of, write_card
 from lumen.export.config import ExportConfig
 from lumen.models.config import ModelConfig
 from lumen.models.load import LoadedModel, inference_dtype, load_model, quiet_progress
+from lumen.quant.api import dequantize
 from lumen.quant.config import QuantConfig
 
 FP32_TOLERANCE = 1e-4
@@ -179,6 +180,7 @@ def merge_adapters(
         report.unchanged += part.unchanged
         report.rounded += part.rounded
         report.whole += part.whole
+    dequantize(loaded.model)  # a base that was stored as codes: what no adapter touched is written as weights too
     return report
 
 
