@@ -99,14 +99,15 @@ def _sqnr(rows: int) -> Iterator[Figure]:
         if numel <= rows * COLS:
             name = f"int8:tensor, 2^{numel.bit_length() - 1} values"
             yield Figure("SQNR", name, want, 0.3, of("int8:tensor", False, numel // COLS), unit="dB")
+    for text, (plain, _) in SQNR.items():
+        yield Figure("SQNR", QuantSpec.parse(text).full(), plain, 0.3, of(text, False), unit="dB")
     if rows == FULL:
         name = "int8:tensor, 2^22 values"
         yield Figure("SQNR, outliers", name, INT8_TENSOR_OUTLIERS, 0.3, of("int8:tensor", True, 1024), unit="dB")
     predicted = lambda: m.sqnr(_x(rows, True), m.trip(_x(rows, True), "int8:tensor")) - _uniform(_x(rows, True))  # noqa: E731
     yield Figure("SQNR, outliers", "int8:tensor, less what its amax predicts", 0, 0.02, predicted, unit="dB")
-    for hard, table in ((False, "SQNR"), (True, "SQNR, outliers")):
-        for text, wants in SQNR.items():
-            yield Figure(table, QuantSpec.parse(text).full(), wants[hard], 0.3, of(text, hard), unit="dB")
+    for text, (_, hard) in SQNR.items():
+        yield Figure("SQNR, outliers", QuantSpec.parse(text).full(), hard, 0.3, of(text, True), unit="dB")
 
 
 def _uniform(x: torch.Tensor) -> float:
