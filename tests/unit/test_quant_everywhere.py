@@ -1,4 +1,4 @@
-"""Every recipe, frozen and trained, through what models are put through: copies, files, moves, recomputation.
+"""Every recipe, frozen and trained, through what models are put through: compile, copies, files, moves, recomputation.
 
 One small model of two blocks stands for all; what is asserted is equality with the same model left alone.
 """
@@ -74,6 +74,29 @@ def assert_same(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor], **b
             torch.testing.assert_close(tensor, want[name], **bounds)
         else:
             assert torch.equal(tensor, want[name]), name
+
+
+@pytest.mark.parametrize(("recipe", "frozen"), [("int8", False), ("fp8", True), ("nf4", True)])
+def test_compiles_to_one_graph(recipe: str, frozen: bool) -> None:
+    """Training, evaluation and an input without gradient: each one graph without a break, with eager's numbers."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    model = model_of(recipe, frozen)
+    want = run(model)
+    counters.clear()
+    compiled = torch.compile(model, backend="aot_eager")
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    assert_same(run(compiled), {f"_orig_mod.{k}" if "." in k else k: v for k, v in want.items()}, **close)
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] == 1
+    model.eval()
+    with torch.no_grad():
+        x, _ = inputs()
+        torch.testing.assert_close(compiled(x), model(x), **close)
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] == 2
+    y = compiled(x)  # gradients on, but none is asked for the input
+    torch.testing.assert_close(y, model(x), **close)
+    assert not counters["graph_break"] and counters["stats"]["unique_graphs"] <= 3
 
 
 @every

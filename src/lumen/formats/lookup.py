@@ -19,8 +19,6 @@ so that a square root never divides by zero.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from lumen.formats.base import Codec, Request, Scales, Shape
@@ -40,9 +38,7 @@ CHUNK = 1 << 20
 """Values that NF4 handles at once: indices take eight bytes each, so a large weight needs many times itself."""
 
 
-@functools.cache
-def dynamic8_table(signed: bool = True) -> tuple[float, ...]:
-    """256 values of the dynamic 8-bit map, ascending."""
+def _dynamic8(signed: bool) -> tuple[float, ...]:
     values: list[float] = []
     for i in range(7):
         ends = torch.linspace(0.1, 1, (2**i if signed else 2 ** (i + 1)) + 1)
@@ -54,6 +50,14 @@ def dynamic8_table(signed: bool = True) -> tuple[float, ...]:
         # 2 + 4 + … + 128 = 254 values, with 0 and 1
         assert len(values) == 254
     return tuple(sorted([*values, 0.0, 1.0]))
+
+
+_DYNAMIC8 = {signed: _dynamic8(signed) for signed in (True, False)}  # made here: a compiler cannot trace the making
+
+
+def dynamic8_table(signed: bool = True) -> tuple[float, ...]:
+    """256 values of the dynamic 8-bit map, ascending."""
+    return _DYNAMIC8[signed]
 
 
 _FIRST = (0.0055, 0.0325, 0.0775, 0.2125, 0.4375, 0.6625, 0.8875)
