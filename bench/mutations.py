@@ -113,11 +113,11 @@ MUTATIONS = (
         "autograd keeps the dequantised weight",
         (
             (
-                "quant/linear.py",
+                "quant/products.py",
                 "ctx.save_for_backward(*kept, *saved, *dense, *back)",
                 _SAVE_WIDE,
             ),
-            ("quant/linear.py", "kept = ctx.saved_tensors  #", "kept = ctx.saved_tensors[:-1]  #"),
+            ("quant/products.py", "kept = ctx.saved_tensors  #", "kept = ctx.saved_tensors[:-1]  #"),
         ),
         f"{LAYERS}::test_mistake_14_autograd_keeps_codes_and_no_dense_copy[nf4]",
     ),
