@@ -73,7 +73,7 @@ def check_command(verb: str, rest: str) -> str | None:
         return f"`lumen {verb}` is not built"
     for option in re.findall(r"(?<![\w-])--([a-z][\w-]*)", rest):
         if f"--{option}" not in text and option not in configuration_keys():
-            subverb = re.match(r"\s+([a-z]+)", rest)
+            subverb = re.match(r"\s+([a-z][a-z-]*)", rest)
             if subverb and f"--{option}" in (sub_help(verb, subverb[1]) or ""):
                 continue
             return f"`lumen {verb}` has no option --{option}"
