@@ -142,7 +142,8 @@ def _layers(staged: Staged, allow_remote_code: bool) -> tuple[list[str], list[st
     with quiet_progress(), torch.device("meta"):
         settings = AutoConfig.from_pretrained(staged.folder, local_files_only=True, trust_remote_code=allow_remote_code)
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=allow_remote_code)
-    found = {layer.name: bool(layer.protected) for layer in linear_layers(model)}
+    # stacked experts lie on the disk one by one, under the names that _EXPERT finds
+    found = {layer.name: bool(layer.protected) for layer in linear_layers(model) if layer.parameter == "weight"}
     on_disk = {n.removesuffix(".weight") for n in staged.weights.files if n.endswith(".weight")}
     layers = [n for n in sorted(on_disk) if found.get(n) is False or (n not in found and _EXPERT.search(n))]
     kept = sorted(n for n, protected in found.items() if protected)

@@ -27,6 +27,7 @@ transient operand that gfx942's matrix units read.  Source: OCP 8-bit Floating P
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -57,11 +58,7 @@ class MiniFloat:
     @property
     def emax(self) -> int:
         """Exponent of the largest number."""
-        return floor_log2_int(self.max)
-
-
-def floor_log2_int(value: float) -> int:
-    return int(torch.frexp(torch.tensor(value))[1]) - 1
+        return math.frexp(self.max)[1] - 1
 
 
 def _from_torch(name: str, ebits: int, mbits: int, bias: int, dtype: torch.dtype) -> MiniFloat:
