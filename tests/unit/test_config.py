@@ -171,6 +171,7 @@ def test_other_encodings_and_missing_files(tmp_path: Path) -> None:
 def test_scalars_that_yaml_1_1_misreads(tmp_path: Path) -> None:
     run = load(write(tmp_path, "run_name: 2026-01-02\nsave_strategy: no\ncompile: off\nseed: 010\n")).run
     assert (run.run_name, run.save_strategy, run.compile, run.seed) == ("2026-01-02", "no", "off", 10)
+    assert load(None, ["native_kernels=off"]).run.native_kernels == "off"
 
 
 def test_json_files_load(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def _switches(draft: Draft) -> None:
         "save_strategy": {False: "no"},
         "logging_strategy": {False: "no"},
         "compile": {False: "off", True: "on"},
+        "native_kernels": {False: "off", True: "auto"},
     }.items():
         value = draft.values.get(name)
         if isinstance(value, bool) and value in words:
