@@ -133,6 +133,25 @@ def load_for_answers(arguments: Arguments, *, fix: str) -> LoadedConfig:
     return loaded
 
 
+EXPORT_FLAGS = ("--allow-unchanged", "--no-verify", "--json", "--allow-remote-code")
+
+
+def load_for_export(arguments: Arguments) -> LoadedConfig:
+    """The configuration of `merge` and `export`, its notes printed; `--no-verify` is `export_verify: false`."""
+    from lumen.config import load
+    from lumen.core import note
+
+    values: dict[str, object] = {}
+    if "--allow-remote-code" in arguments.flags:
+        values["allow_remote_code"] = True
+    if "--no-verify" in arguments.flags:
+        values["export_verify"] = False
+    loaded = load(arguments.file, arguments.overrides, values=values, needs=("export_dir",))
+    for line in loaded.notes:
+        note(line)
+    return loaded
+
+
 def _is_assignment(word: str) -> bool:
     name, equals, _ = word.partition("=")
     return bool(equals) and all(part.isidentifier() for part in name.split("."))

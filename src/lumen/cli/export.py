@@ -28,7 +28,6 @@ accepted and give a merged Hugging Face directory.
   key=value            any key of the file: export_max_kl=0.01, export_verify_data=rows.jsonl, export_group_size=64
 """
 
-FLAGS = ("--allow-unchanged", "--no-verify", "--json", "--allow-remote-code")
 SHORT = {
     "--adapter": "adapter_name_or_path",
     "--out": "export_dir",
@@ -38,26 +37,16 @@ SHORT = {
 
 
 def main(argv: list[str]) -> int:
-    from lumen.cli.arguments import renamed, split
+    from lumen.cli.arguments import EXPORT_FLAGS, load_for_export, renamed, split
 
-    arguments = split(renamed(argv, SHORT), FLAGS)
+    arguments = split(renamed(argv, SHORT), EXPORT_FLAGS)
     if arguments.help:
         print(USAGE, end="")
         return 0
     if not argv:
         print(USAGE, end="", file=sys.stderr)
         return 2
-    from lumen.config import load
-    from lumen.core import note
-
-    values: dict[str, object] = {}
-    if "--allow-remote-code" in arguments.flags:
-        values["allow_remote_code"] = True
-    if "--no-verify" in arguments.flags:
-        values["export_verify"] = False
-    loaded = load(arguments.file, arguments.overrides, values=values, needs=("export_dir",))
-    for line in loaded.notes:
-        note(line)
+    loaded = load_for_export(arguments)
     from lumen.export.run import export
 
     result = export(loaded.run, allow_unchanged="--allow-unchanged" in arguments.flags)

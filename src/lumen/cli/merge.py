@@ -20,27 +20,22 @@ written out.
   key=value            any key of the file: infer_dtype=float32, export_size=2, template=qwen3
 """
 
-FLAGS = ("--allow-unchanged", "--no-verify", "--json", "--allow-remote-code")
 SHORT = {"--adapter": "adapter_name_or_path", "--out": "export_dir", "--model": "model_name_or_path"}
 
 
 def main(argv: list[str]) -> int:
-    from lumen.cli.arguments import renamed, split
+    from lumen.cli.arguments import EXPORT_FLAGS, load_for_export, renamed, split
 
-    arguments = split(renamed(argv, SHORT), FLAGS)
+    arguments = split(renamed(argv, SHORT), EXPORT_FLAGS)
     if arguments.help:
         print(USAGE, end="")
         return 0
     if not argv:
         print(USAGE, end="", file=sys.stderr)
         return 2
-    from lumen.config import load
-    from lumen.core import ConfigError, note
+    from lumen.core import ConfigError
 
-    values = {"allow_remote_code": True} if "--allow-remote-code" in arguments.flags else {}
-    loaded = load(arguments.file, arguments.overrides, values=values, needs=("export_dir",))
-    for line in loaded.notes:
-        note(line)
+    loaded = load_for_export(arguments)
     if loaded.run.export_format != "hf":
         raise ConfigError(
             f"`lumen merge` writes a merged directory, not {loaded.run.export_format}",

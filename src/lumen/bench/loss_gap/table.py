@@ -27,6 +27,7 @@ class Row:
     rows: int
     seeds: int
     done: int
+    independent_done: int = 0
     ours: float | None = None
     interval: tuple[float, float] | None = None
     independent: float | None = None
@@ -37,6 +38,11 @@ class Row:
     @property
     def away(self) -> float | None:
         return None if self.ours is None or self.independent is None else self.ours - self.independent
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed of both implementations has run: before that nothing can hold."""
+        return self.done == self.independent_done == self.seeds
 
     @property
     def failures(self) -> list[str]:
@@ -62,7 +68,7 @@ def row(results: Results, base: str, case: Case) -> Row:
             found = results.get(Cell(base, case.name, kind, seed, rows))
             if found is not None and reference is not None and found["base"] == reference["base"]:
                 pairs.append((found, reference))
-    made = Row(base, case.name, rows, seeds, len(kinds["ours"]))
+    made = Row(base, case.name, rows, seeds, len(kinds["ours"]), len(kinds["independent"]))
     made.operands = results.get(Cell(base, case.name, "operands"))
     ours, theirs = kinds["ours"], kinds["independent"]
     made.same_order = all(found["order"] == reference["order"] for found, reference in ours + theirs)
@@ -126,7 +132,7 @@ def _line(r: Row) -> str:
     low, high = r.interval or (0.0, 0.0)
     over = "seeds" if r.done > 1 else "rows"
     missing = "" if r.done == r.seeds else f" ({r.done} of {r.seeds} run)"
-    verdict = "; ".join(r.failures) or "holds"
+    verdict = "; ".join(r.failures) or ("holds" if r.complete else "incomplete")
     return (
         f"| {r.case} | {r.rows} × {r.seeds}{missing} | {r.ours:+.2f} | {low:+.2f} … {high:+.2f} ({over}) "
         f"| {_number(r.independent)} | {_number(r.away)} | {_number(r.high)} | {_equality(r)} | {verdict} |"
